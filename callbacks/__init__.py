@@ -1,7 +1,7 @@
-"""Lightning callbacks for pretraining, and a logger, one concern a file.
+"""Lightning callbacks for pretraining, and one logger. Each file has one concern.
 
 This folder can be copied into another project, under any name: it imports only torch, lightning, numpy and itself, and
-lm_eval where one of its tasks is named. The docstring of a callback lists what it logs and what it does in each hook. The
+lm_eval if a run names one of its tasks. The docstring of a callback lists what it logs and what it does in each hook. The
 x-axis of every row is the number of optimizer steps made. Rows are written at step 1 and at multiples of
 `Trainer(log_every_n_steps)`.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:  # a type checker would take any name
 
     def __getattr__(name: str) -> Any:
-        """The public names, on first use: without them, `errors` and `files` can be imported without Lightning."""
+        """Import all public names when one is first used, so that `errors` and `files` can be imported without Lightning."""
         if find_spec(f"{__name__}.{name}"):  # `from callbacks import errors` asks for the name before it imports the file
             raise AttributeError(name)
         public = {name: thing for name, thing in vars(import_module(f"{__name__}.exports")).items() if name[0] != "_"}

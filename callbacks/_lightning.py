@@ -31,13 +31,13 @@ C = TypeVar("C", bound=Callback)
 
 
 def is_logged(trainer: Trainer, step: int) -> bool:
-    """Whether optimizer step `step` = 1, 2, … has a row: the first, and multiples of `Trainer(log_every_n_steps)`."""
+    """Whether optimizer step `step` = 1, 2, … has a row of metrics: step 1 and multiples of `Trainer(log_every_n_steps)`."""
     every = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return every > 0 and (step == 1 or step % every == 0)
 
 
 SHOWN_FIRST = {"train/loss": "Loss/train", "val/loss": "Loss/validation"}
-"""Metric → a second tag for the same value in TensorBoard, which sorts tags by name, capitals first, and opens two groups."""
+"""Metric → a second tag of its value in TensorBoard, which sorts groups of tags by name, capitals first, and unfolds two."""
 
 
 def write_row(trainer: Trainer, row: Mapping[str, float], step: int, tensorboard: Mapping[str, float] | None = None) -> None:
@@ -46,7 +46,7 @@ def write_row(trainer: Trainer, row: Mapping[str, float], step: int, tensorboard
     Not `self.log`: it costs 0.5 ms a value, and its x-axis is one step behind.
 
     Args:
-        tensorboard: what TensorBoardLoggers get instead. None: the row, with the second tags of `SHOWN_FIRST`.
+        tensorboard: values that TensorBoardLoggers write instead of `row`. None: `row` and the second tags of `SHOWN_FIRST`.
     """
     if tensorboard is None:
         tensorboard = {**row, **{tag: row[name] for name, tag in SHOWN_FIRST.items() if name in row}}
@@ -59,18 +59,18 @@ _metric_steps: WeakKeyDictionary[Trainer, dict[str, int | None]] = WeakKeyDictio
 
 
 def set_metrics(trainer: Trainer, row: Mapping[str, float], step: int | None) -> None:
-    """Let `trainer.callback_metrics` have the metrics of optimizer step `step` (None: not known)."""
+    """Copy a row into `trainer.callback_metrics`, and note the optimizer step that its values belong to (None: unknown)."""
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
     _metric_steps.setdefault(trainer, {}).update(dict.fromkeys(row, step))
 
 
 def metric_step(trainer: Trainer, name: str | None) -> int | None:
-    """The optimizer step of a metric in `trainer.callback_metrics`; None if it is not known, as with `self.log`."""
+    """The optimizer step that a metric in `trainer.callback_metrics` belongs to. None: unknown, as after `self.log`."""
     return None if name is None else _metric_steps.get(trainer, {}).get(name)
 
 
 class _AfterSteps(Callback):
-    """A callback with a method `_after_step(trainer, pl_module, step)`, once per optimizer step, not per micro-batch."""
+    """A callback whose method `_after_step(trainer, pl_module, step)` is called once per optimizer step."""
 
     _step = 0  # the last optimizer step handled
 
@@ -91,7 +91,7 @@ class _AfterSteps(Callback):
 
 
 class _Layers:
-    """A method of one object, and layers around it that can be added and removed in any order."""
+    """Stands for a method of one object and calls it through layers: functions around it, added and removed in any order."""
 
     def __init__(self, method: Callable[..., Any], replaced: bool) -> None:
         functools.update_wrapper(self, method)  # also copies attributes: torch's schedulers set one on `optimizer.step`
@@ -110,9 +110,10 @@ class _Layers:
 
 
 def wrap(owner: Any, name: str, layer: Callable[..., Any]) -> Callable[[], None]:
-    """Call `layer(inner, *args)` instead of `owner.name(*args)`. Returns the function that undoes it.
+    """Make `owner.name(*args)` call `layer(inner, *args)`, where `inner` is the method without this layer.
 
-    Several layers of one method call each other, the newest first. They can be undone in any order, also twice.
+    Of several layers of one method, the newest is called first. Returns the function that removes the layer. Layers can be
+    removed in any order; a second call of that function does nothing.
     """
     method = getattr(owner, name)
     layers = method if isinstance(method, _Layers) else _Layers(method, name in vars(owner))
@@ -137,7 +138,7 @@ def _undo_all(undo: Iterable[Callable[[], None]]) -> None:
 
 
 class _PutsBack(Callback):
-    """A callback that replaces methods, or registers hooks, while `fit` runs: subclasses put what undoes it into `_undo`."""
+    """A callback that replaces methods or registers hooks while `fit` runs. `_undo` has the functions that undo this."""
 
     _undo: tuple[Callable[[], None], ...] = ()
 
@@ -161,12 +162,12 @@ def accumulates(trainer: Trainer) -> bool:
 
 
 def micro_batches_begun(trainer: Trainer) -> int:
-    """Number of micro-batches up to and with the current one, over all epochs and resumes."""
+    """Number of micro-batches begun so far, with the current one, over all epochs and resumes."""
     return trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
 def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], position: Callable[[], int]) -> Callable[[], None]:
-    """Replace the fixed accumulation by a window of any length. Returns the function that undoes it.
+    """Let an optimizer step accumulate a window of any number of micro-batches. Returns the function that undoes this.
 
     Args:
         is_full: whether the current micro-batch completes the optimizer step.
@@ -188,7 +189,7 @@ def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], posit
 
 
 def validation_follows(trainer: Trainer) -> bool:
-    """Whether Lightning validates right after this on_train_batch_end. Calls Lightning's own test early."""
+    """Whether Lightning validates right after this on_train_batch_end. Asks Lightning's own test before Lightning does."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     batches = loop.val_loop.max_batches  # of each loader; none are known before the first validation
     return fetcher is not None and loop._should_check_val_fx(fetcher) and (not batches or sum(batches) > 0)
@@ -200,9 +201,9 @@ def skip_next_validation(trainer: Trainer) -> None:
 
 
 def validate_when_resuming(trainer: Trainer) -> None:
-    """Begin the resumed run with the validation of the resumed step, if it is due. Safe to call twice.
+    """Make the resumed run begin with the validation of the checkpoint's step, if this validation is due.
 
-    Call in on_train_start. Lightning itself skips a validation if its step was saved before it.
+    Call in on_train_start; a second call is harmless. Lightning itself skips a validation whose step was saved before it ran.
     """
     loop = trainer.fit_loop.epoch_loop
     validation = loop.val_loop
@@ -225,9 +226,9 @@ def validate_when_resuming(trainer: Trainer) -> None:
 def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> Callable[[], None]:
     """Make `fit` enter its loop although `max_steps` is reached, if a validation is due. Returns the function that undoes it.
 
-    Call in on_fit_start. `is_due` is asked later: strategies that restore after their setup load the state of callbacks then.
-    The loop validates (:func:`validate_when_resuming`) and ends without a training step. Without a validation, for example with
-    `limit_val_batches=0`, it ends at once.
+    Call in on_fit_start. `is_due` is called later, when every strategy has restored the state of callbacks. The loop validates
+    (:func:`validate_when_resuming`) and ends without a training step. If no validation runs, for example with
+    `limit_val_batches=0`, the loop ends at once.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     validates = False
@@ -281,9 +282,9 @@ class ValidationInterrupted(Exception):
 def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
     """Make `fit` continue after :class:`ValidationInterrupted` as if the validation had not begun.
 
-    Nothing is logged, and neither on_validation_epoch_end nor on_validation_end is called. Callbacks with a method
-    `on_validation_interrupted(trainer, pl_module)` get that call instead. The call is made before the epoch ends: at its end
-    Lightning advances the epoch counters, and a checkpoint would contain them. Returns the function that undoes it.
+    Nothing is logged, and neither on_validation_epoch_end nor on_validation_end is called. Instead, the method
+    `on_validation_interrupted(trainer, pl_module)` of callbacks that have it is called, and before the training epoch ends: at
+    its end Lightning advances the epoch counters, and a checkpoint would contain them. Returns the function that undoes this.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     loop = epoch_loop.val_loop
@@ -310,7 +311,7 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
 
 
 def check_after_validation(callback: Callback) -> bool:
-    """Make an EarlyStopping check after each validation instead of at the end of an epoch. Returns whether it changed."""
+    """Make an EarlyStopping check after each validation, not at the end of an epoch. Returns whether `callback` changed."""
     if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
         callback._check_on_train_epoch_end = False
         return True
@@ -322,7 +323,7 @@ def check_after_validation(callback: Callback) -> bool:
 
 @contextmanager
 def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Eval mode, and as `without_traces`. Afterwards modes are as before."""
+    """A context with the module in eval mode, and with what `without_traces` sets. Afterwards all modes are as before."""
     modes = [(module, module.training) for module in pl_module.modules()]
     try:
         pl_module.eval()
@@ -335,9 +336,9 @@ def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[No
 
 @contextmanager
 def without_traces(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """No gradients, and the autocast context of validation. Afterwards random state is as before.
+    """A context for forward passes without gradients, in validation's autocast. Afterwards random state is as before.
 
-    FSDP2 leaves some weights gathered after a forward pass without a backward pass. They are sharded again.
+    FSDP2 leaves some weights gathered after a forward pass without a backward pass; at the end they are sharded again.
     """
     try:
         with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
@@ -349,7 +350,8 @@ def without_traces(trainer: Trainer, pl_module: LightningModule) -> Iterator[Non
 def reshard(module: nn.Module) -> None:
     """Free the whole weights that FSDP2 keeps after a forward pass without a backward pass.
 
-    A module whose FSDP2 modules are not its submodules, such as the stages of a pipeline, has a method `reshard`, too.
+    Calls the method `reshard` of every submodule that has one. FSDP2's modules have it; a module whose FSDP2 modules are not
+    its submodules, such as one that holds a pipeline's stages, must define it.
     """
     for unit in module.modules():
         free = getattr(unit, "reshard", None)
@@ -361,7 +363,7 @@ def reshard(module: nn.Module) -> None:
 
 
 def stop_now(trainer: Trainer) -> Callable[[], None]:
-    """Set `should_stop`, and clear `min_steps` and `min_epochs`, which would delay it. Returns the undo of the latter."""
+    """Set `should_stop`; clear `min_steps` and `min_epochs`, which would delay it. Returns a function that restores these."""
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     min_epochs, min_steps = fit.min_epochs, loop.min_steps
     fit.min_epochs = loop.min_steps = None
@@ -387,7 +389,7 @@ def note_sigterm_only(trainer: Trainer) -> Callable[[], None]:
 
 
 def take_sigterm(trainer: Trainer) -> bool:
-    """Whether Lightning's handler has received a SIGTERM; the flag is cleared."""
+    """Whether Lightning's handler has received a SIGTERM since the last call. Clears the handler's flag."""
     received = trainer._signal_connector.received_sigterm
     trainer._signal_connector.received_sigterm = False
     return received
@@ -402,7 +404,7 @@ def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 SAVE = "save_checkpoint"
-VALIDATION = "validation"  # of `fit`; the Trainer reports its parts only
+VALIDATION = "validation"  # in `fit`; `listen` adds it, because the Trainer reports only its parts
 SAMPLES = "generate_samples"  # of TextSamples
 TASKS = "score_tasks"  # of TaskScores
 _ACTIONS = {FETCH: "data_stall", SAVE: "checkpoint", VALIDATION: "validation"}
@@ -411,7 +413,7 @@ _MODULE = {"optimizer_step": "optimizer", "optimizer_zero_grad": "optimizer"}
 
 
 def part_of(action: str) -> str | None:
-    """The part of training that a reported action belongs to, or None."""
+    """The part of training time, such as "forward", that an action reported to the profiler belongs to; None if none."""
     if action in _ACTIONS:
         return _ACTIONS[action]
     hook = action.rpartition(".")[2]
@@ -426,9 +428,10 @@ def is_optimizer_step(action: str) -> bool:
 
 
 def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[str], None]) -> Callable[[], None]:
-    """Call `started(action)` and `stopped(action)` for VALIDATION and the actions that the Trainer reports to its profiler.
+    """Call `started(action)` when an action begins and `stopped(action)` when it ends.
 
-    Several callbacks can listen, and stop in any order. The profiler works as before. Returns the function that undoes it.
+    Actions are VALIDATION and those that the Trainer reports to its profiler, which works as before. Several callbacks can
+    listen at once, and stop listening in any order. Returns the function that stops listening.
     """
     profiler = trainer.profiler  # type: ignore[attr-defined]
 
@@ -456,18 +459,20 @@ def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[
 
 
 def callback_of(trainer: Trainer, kind: type[C]) -> C | None:
-    """The trainer's first callback of a class; None without one."""
+    """The trainer's first callback of a class; None if it has no such callback."""
     return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]
 
 
 def shards_otherwise(trainer: Trainer) -> bool:
-    """Whether a rank has parts of parameters that are no DTensors (FSDP1), or parameters without gradients (DeepSpeed)."""
+    """Whether the strategy is FSDP1, whose shards are not DTensors, or DeepSpeed, whose parameters have no `grad`."""
     return isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy)
 
 
 def refuse_other_shards(trainer: Trainer, callback: type[Callback]) -> None:
-    """Raises:
-    UserError: The strategy shards parameters, but not as DTensors: a rank would take its part for the whole.
+    """Refuse a strategy that shards parameters, but not as DTensors: `callback` would take a rank's part for the whole.
+
+    Raises:
+        UserError: The strategy is such a strategy.
     """
     if shards_otherwise(trainer):
         raise UserError(
@@ -477,6 +482,6 @@ def refuse_other_shards(trainer: Trainer, callback: type[Callback]) -> None:
 
 
 def data_parallel(trainer: Trainer) -> tuple[int, int]:
-    """(rank, number of ranks) along the data-parallel axis: tensor-parallel ranks share their data."""
+    """(rank, number of ranks) along the data-parallel axis. The ranks of a tensor-parallel group have equal pairs and data."""
     sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return (sampler["rank"], sampler["num_replicas"]) if sampler else (trainer.global_rank, trainer.world_size)

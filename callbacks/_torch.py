@@ -1,4 +1,4 @@
-"""Private names of torch that the callbacks use: only this file of the folder uses any. And what is known without Lightning."""
+"""The private names of torch that callbacks use, all in this file of the folder, and helpers that need no Lightning."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch.profiler import profile
 
 T = TypeVar("T")
 AVERAGE = "ema_state_dict"
-"""Key of a checkpoint: `EMA`'s average by the names of `state_dict`, in fp32. Trainable parameters only."""
+"""Key of a checkpoint for `EMA`'s average of the trainable parameters, in fp32, by their names in `state_dict`."""
 IGNORED = -100
-"""A target that does not count, as in `torch.nn.functional.cross_entropy`."""
+"""The target of a position that a loss leaves out: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 
 def tensors_in(nested: Any) -> Iterator[Tensor]:
@@ -36,7 +36,7 @@ def tensors_in(nested: Any) -> Iterator[Tensor]:
 
 
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors of one device in place by a 0-d tensor, in one fused launch (like `clip_grads_with_norm_`)."""
+    """Multiply tensors of one device in place by a 0-d tensor, in one fused launch if all have its dtype."""
     if all(tensor.dtype == factor.dtype for tensor in tensors):
         torch._foreach_mul_(tensors, factor)
         return
@@ -45,17 +45,17 @@ def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
 
 
 def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Move each tensor towards another of its dtype by a share of their difference, in one fused launch."""
+    """Set each tensor to tensor + weight · (end − tensor), in place, in one fused launch. Each end has its tensor's dtype."""
     torch._foreach_lerp_(tensors, ends, weight)
 
 
 def process_count() -> int:
-    """Processes of the default group; 1 without one."""
+    """Number of processes in the default process group; 1 if there is no group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gathered(value: T) -> list[T]:
-    """`value` of each process, by rank; of the only one without a process group. A collective."""
+    """Return the `value` of each process, in the order of ranks. A collective; [value] if there is no process group."""
     values = [value] * process_count()
     if len(values) > 1:
         dist.all_gather_object(values, value)
@@ -63,12 +63,12 @@ def gathered(value: T) -> list[T]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor, a view of its memory; any other tensor itself."""
+    """This rank's part of a DTensor, as a view of its memory; any tensor that is no DTensor is returned itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
-    """This rank's part of the gradient, placed like the parameter: partial sums are reduced."""
+    """This rank's part of a parameter's gradient, placed like the parameter: partial sums are reduced. None: no gradient."""
     grad = parameter.grad
     if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
@@ -85,9 +85,9 @@ def local_box(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def after_gradients(call: Callable[[], None]) -> None:
-    """During a backward pass: call `call` when all gradients are computed, before calls that are queued later.
+    """Make the backward pass under way call `call` when all gradients are computed.
 
-    DDP and FSDP2 queue theirs later in the backward pass. Theirs wait for the reduction.
+    DDP and FSDP2 queue their own calls later in the backward pass. These wait for the reduction, and run after `call`.
     """
     Variable._execution_engine.queue_callback(call)
 
@@ -103,17 +103,17 @@ def profiler_events(recording: profile) -> Any:
 
 
 def unscales_by_itself(optimizer: Optimizer) -> bool:
-    """Whether the optimizer (a fused one) itself unscales gradients under fp16 loss scaling."""
+    """Whether the optimizer, as torch's fused ones do, unscales the gradients in its own step under fp16 loss scaling."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def start_memory_history(entries: int) -> None:
-    """Start recording the last `entries` allocations and frees of CUDA memory."""
+    """Start to record allocations and frees of CUDA memory. The last `entries` records are kept."""
     torch.cuda.memory._record_memory_history(max_entries=entries)
 
 
 def stop_memory_history(file: Path | None) -> None:
-    """Write the recording to `file`, if given, and stop recording."""
+    """Stop recording CUDA memory, and first write the records to `file` (None: drop them)."""
     if file is not None:
         torch.cuda.memory._dump_snapshot(str(file))
     torch.cuda.memory._record_memory_history(enabled=None)

@@ -23,7 +23,9 @@ class Stage(NamedTuple):
 
 
 def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
-    """Convert token thresholds to steps. A size holds from the first step that begins at or after its threshold."""
+    """Convert pairs (tokens consumed, tokens per batch) to stages. A size holds from the first step that begins with its
+    number of tokens consumed, or more.
+    """
     ramp: list[Stage] = []
     for threshold, size in tokens_per_batch:
         step = tokens = 0
@@ -38,7 +40,7 @@ def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
 
 
 def _whole(number: float) -> Any:
-    """A whole number that is written as a float, as 1e7, is an int. Any other number stays for the check."""
+    """Convert a whole number that is written as a float, as 1e7, to an int. Any other number is returned for `check_ranges`."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -49,10 +51,11 @@ class BatchRamp(_PutsBack):
     step number, so no state is saved: a resumed run makes the same steps, on any number of ranks and with any micro-batch that
     divides all sizes.
 
-    The data module, or else the LightningModule, has `micro_batch_tokens` (`contracts.py`), and the train_dataloader yields
-    micro-batches of that size. For an exact resume, it begins each rank after the micro-batches of `trainer.global_step` steps.
-    If all have one size, n steps have `tokens_before(n) // (micro_batch_tokens * ranks)` micro-batches on each rank. If an
-    epoch ends within a step, Lightning makes the step with the micro-batches so far.
+    The data module, or else the LightningModule, must have `micro_batch_tokens` (`contracts.py`), and the train_dataloader must
+    yield micro-batches of that size. For an exact resume, the train_dataloader must begin on each rank after the micro-batches
+    of `trainer.global_step` steps. If all micro-batches have one size, n steps have
+    `tokens_before(n) // (micro_batch_tokens * ranks)` of them on each rank. If an epoch ends within a step, Lightning makes the
+    step with the micro-batches so far.
 
     Logs: nothing.
 
@@ -89,7 +92,7 @@ class BatchRamp(_PutsBack):
                 raise UserError(f"tokens_per_batch has a batch of {size} tokens but a batch must have at least 1 {flag}.")
         self.tokens_per_batch = tokens_per_batch
         self.stages = stages(tokens_per_batch)
-        self._micro_step_tokens: Callable[[int], int]  # of one micro-batch on every rank together, in the step after n steps
+        self._micro_step_tokens: Callable[[int], int]  # tokens of one micro-batch of all ranks together, n steps → in the next
         self._seen = 0  # micro-batches at the last call, over all epochs and resumes
         self._begin = 0  # micro-batches before the current window
         self._step = -1  # optimizer steps before the current window
@@ -110,14 +113,19 @@ class BatchRamp(_PutsBack):
         return stage.step - (stage.tokens - tokens) // stage.size
 
     def sequences(self, length: int) -> tuple[tuple[int, int], ...]:
-        """(first step, sequences per step) of each stage, for sequences of `length` tokens."""
+        """(optimizer steps before it, sequences per step) of each stage, for sequences of `length` tokens."""
         return tuple((stage.step, stage.size // length) for stage in self.stages)
 
     def _stage(self, step: int) -> Stage:
         return next(stage for stage in reversed(self.stages) if stage.step <= step)
 
     def size_problems(self, micro_batch_tokens: Callable[[int], int], ranks: int) -> list[str]:
-        """One sentence for each size that is not a multiple of the tokens in one micro-batch of every rank."""
+        """One sentence for each batch size that is not a multiple of the tokens in one micro-batch of all ranks together.
+
+        Args:
+            micro_batch_tokens: tokens of one micro-batch on one rank, as a function of the optimizer steps before it.
+            ranks: number of data-parallel ranks.
+        """
         problems = []
         for size, step in {stage.size: stage.step for stage in self.stages}.items():
             unit = micro_batch_tokens(step) * ranks
@@ -187,7 +195,7 @@ class BatchRamp(_PutsBack):
         self._undo = (set_accumulation_window(trainer, is_full, position), one_micro_batch)
 
     def _update_window(self, trainer: Trainer) -> None:
-        """Begin a window if this is the first micro-batch after an optimizer step. Called several times per micro-batch."""
+        """Begin a new accumulation window if this is the first micro-batch after an optimizer step. Harmless to call again."""
         seen = micro_batches_begun(trainer)
         if seen == self._seen:
             return

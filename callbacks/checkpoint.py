@@ -25,11 +25,11 @@ from .errors import UserError, refused, setting
 from .ranges import STEPS, above, check_ranges, whole
 
 _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss", "validation_loss", "eval/loss", "eval_loss")
-"""Usual names of the loss of a validation."""
+"""Usual metric names of the validation loss."""
 
 
 class _Files(NamedTuple):
-    """The checkpoint files of a run. Names, not paths, because a run folder may be moved."""
+    """The checkpoint files of a run, as names without a folder, because the run folder may be moved."""
 
     best_score: float | None = None
     best_name: str = ""
@@ -43,38 +43,38 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
 
     Saves happen between two optimizer steps and through `trainer.save_checkpoint`:
         - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since the
-          last save. If validation follows the step, the save waits for it: Lightning would not repeat it after a resume.
-        - when a validation, or a score of tasks, improved on the best `monitor`. Only a value of the saved step counts;
+          last save. If validation follows the step, the save waits for its end: a resumed run would not repeat the validation;
+        - when validation, or a score of tasks, improves on the best `monitor`. Only a value measured at the saved step counts;
         - at the step in the attribute `stable_until` of another callback (WSD: the last step before its decay);
-        - immediately, when another callback's attribute `save_now` is true (after a signal, validation may take too long);
+        - when another callback's attribute `save_now` is true: at once, because after a signal there is no time to validate;
         - at the end of training.
     Kept: the newest `keep_last` files and the best, and forever those of `keep_every_n_steps` and `stable_until`. An older file
     is deleted only after the next one is on disk. Never deleted: the target of a link, and a file that neither this run nor a
     run it resumed from wrote.
 
-    Links and deletions wait until the save has succeeded: until the trainer's CheckpointIO says so, if it has a method
-    `finished` (`contracts.py`), which rank 0 calls after every micro-batch during a save; otherwise, until the file is there
-    and complete. Lightning ignores that a disk gives no permission.
+    Links and deletions wait until the save has succeeded. If the trainer's CheckpointIO has a method `finished`
+    (`contracts.py`), it tells this to rank 0, which calls it after every micro-batch during a save. Otherwise, the file must be
+    there and complete: Lightning may return from a save without an error although the disk refused permission.
 
-    A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to its end,
-    because a checkpoint does not contain the gradients of half a window.
+    A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to the
+    end of the window, because a checkpoint does not contain the gradients of half a window.
 
     Logs: nothing.
 
     Contract:
         setup: resolves the folder.
-        on_train_start: removes files from the restored state that are not in the folder (so a branch has its own best);
-            repairs the links and makes the deletions that a killed process left. The resumed step counts as saved.
+        on_train_start: forgets files of the restored state that are not in the folder (so a branch has its own best); makes
+            the links and deletions that a killed process did not make. The resumed step counts as saved.
         on_train_batch_end: makes due saves; links and deletes after a finished save.
-        on_validation_end: makes the saves that waited for it, and saves the best; only in `fit`. In the sanity check it only
+        on_validation_end: in `fit`, makes the save that waited for validation, and saves a new best. In the sanity check, only
             looks for `monitor`.
         on_validation_interrupted (called by StopOnSignal): saves the step, unless it is already saved.
         on_train_end: saves the last step, unless it is already saved, and waits until it is on disk.
         on_exception: waits for a save in progress.
-        on_fit_end: the repairs of on_train_start, if the resumed run had no step left.
+        on_fit_end: makes the repairs of on_train_start, if the resumed run had no step left.
         State: score and file name of the best, names of the files kept and of those to be deleted; plain types.
-    All ranks take part in every save. Rank 0 determines the best and the time, and makes links and deletions. `fast_dev_run`
-    saves nothing.
+    All ranks take part in every save. Rank 0 decides which is the best, reads the clock, and makes links and deletions. With
+    `fast_dev_run` nothing is saved.
 
     For the calling program: `last_save_failed`, after `fit`, is whether the last checkpoint could not be written.
 
@@ -82,8 +82,8 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         every_n_steps: optimizer steps between two saves.
         keep_last: number of newest files kept, at least 1. The best is kept in addition.
         monitor: metric of validation, or of tasks, that determines the best checkpoint; null = no best. If validation does not
-            log it, a sentence says so before the first step, where there is a sanity check. For a loss, its other usual names
-            are tried, such as val_loss.
+            log it, a warning says so, before the first step if there is a sanity check. For a validation loss, its other usual
+            names are tried, such as val_loss.
         mode: whether the smallest or the largest value is best. NaN and infinity are never best.
         dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
         every_n_minutes: also save when this many minutes have passed since the last save; null = off. May be a few steps
@@ -135,7 +135,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
 
     @property
     def best_model_score(self) -> Tensor | None:
-        """Value of `monitor` in the best file."""
+        """Value of `monitor` for the best file, or None before the first one."""
         return None if self._files.best_score is None else torch.tensor(self._files.best_score)
 
     @property
@@ -201,7 +201,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._save(trainer, score)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called by StopOnSignal; not a Lightning hook."""
+        """Save the step whose validation StopOnSignal has interrupted, unless it is already saved. Not a Lightning hook."""
         if trainer.global_step != self._saved_step and not accumulates(trainer):
             self._due = False
             self._save(trainer)
@@ -226,9 +226,10 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return step == self._stable_step or (self.keep_every_n_steps is not None and step % self.keep_every_n_steps == 0)
 
     def _minutes_are_over(self, trainer: Trainer, step: int) -> bool:
-        """Whether every_n_minutes have passed, by rank 0's clock. A collective, so it also sets the step of the next call.
+        """Whether every_n_minutes have passed since the last save, by rank 0's clock.
 
-        That is halfway to the step at which the time is up, extrapolated from the pace since the last save.
+        To read that clock is a collective, so it is next read at step `_look_at_clock`: halfway to the step at which the time
+        will be up, extrapolated from the pace since the last save.
         """
         if self.every_n_minutes is None or step < self._look_at_clock:
             return False
@@ -241,12 +242,12 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return over
 
     def _improved_task_score(self, trainer: Trainer) -> float | None:
-        """The score of tasks in this step, if `monitor` is one and it is the best so far, else None."""
+        """The value of `monitor`, if it is a score of tasks made at this step and the best value so far, else None."""
         scored = metric_step(trainer, self.monitor) == trainer.global_step and is_score(trainer, self.monitor)
         return self._improved_score(trainer) if scored else None
 
     def _improved_score(self, trainer: Trainer) -> float | None:
-        """The value of `monitor` in this step, if it has one and it is the best so far, else None."""
+        """The value of `monitor`, if it was measured at this step and is the best value so far, else None. A collective."""
         if self.monitor is None:
             return None
         metric = self._metric(trainer)
@@ -260,7 +261,10 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return trainer.strategy.broadcast(score if improved and math.isfinite(score) else None)
 
     def _metric(self, trainer: Trainer) -> str | None:
-        """The metric of this validation that determines the best; says once if it is not `monitor`. None: there is none."""
+        """Name of the metric that determines the best: `monitor`, or another usual name of the loss. None: neither was logged.
+
+        Warns once if it is not `monitor`.
+        """
         metrics = trainer.callback_metrics
         names = (self.monitor, *(_LOSSES if self.monitor in _LOSSES else ()))
         metric = next((name for name in names if name in metrics), None)
@@ -275,7 +279,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return metric
 
     def _save(self, trainer: Trainer, best_score: float | None = None) -> None:
-        """Save this step, as the best if a score is given. Called on all ranks."""
+        """Save a checkpoint of this step, as the new best if `best_score` is given. Called on all ranks."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._settle_together(trainer)
@@ -295,7 +299,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._settle(trainer, wait=False)
 
     def _plan(self, step: int, best_score: float | None) -> _Files:
-        """The files once this step is saved."""
+        """The run's files as they will be once this step is saved, as the new best if `best_score` is given."""
         old, name = self._files, _name(step)
         newest_last = [*(kept for kept in old.kept if kept != name), name]
         best = (old.best_score, old.best_name) if best_score is None else (best_score, name)
@@ -306,7 +310,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return _Files(*best, kept, tuple(name for name in kept if name in permanent), leaving)
 
     def _settle(self, trainer: Trainer, *, wait: bool) -> None:
-        """If the save in progress has ended, update links and files. Called on rank 0."""
+        """If the save in progress has ended, update links and files; with `wait`, first wait for its end. Called on rank 0."""
         if self._saving is None:
             return
         saved = self._is_saved(trainer, self._folder / self._saving.kept[-1], wait=wait)
@@ -319,7 +323,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._link_and_remove(trainer, files)
 
     def _is_saved(self, trainer: Trainer, path: Path, *, wait: bool) -> bool | None:
-        """Whether the save in progress has succeeded; None: it goes on. Called on rank 0."""
+        """Whether the save to `path` has succeeded. None: it is in progress; `wait` waits for its end. Called on rank 0."""
         plugin = trainer.strategy.checkpoint_io
         if (background := offered(plugin, SavesInBackground)) is not None:
             return background.finished(path, wait=wait)
@@ -335,7 +339,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return False
 
     def _link_and_remove(self, trainer: Trainer, files: _Files) -> None:
-        """Point the links at these files and delete `leaving`. Called on rank 0, once the files are on disk."""
+        """Point the links at these files and delete the files in `files.leaving`. Called on rank 0, once they are on disk."""
         stable = [name for name in files.permanent if name == _name(self._stable_step)]
         links = {"last.ckpt": files.kept[-1:], "best.ckpt": [files.best_name], "stable.ckpt": stable}
         for link, targets in links.items():
@@ -346,7 +350,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
                 trainer.strategy.remove_checkpoint(self._folder / name)  # a file or a folder, depending on the strategy
 
     def _repair(self, trainer: Trainer) -> None:
-        """Make the links and deletions that a killed process left, on rank 0, and forget files that are not in the folder."""
+        """Make, on rank 0, the links and deletions that a killed process did not make, and forget files not in the folder."""
         if self._restored and Path(str(trainer.ckpt_path)).parent.resolve() != self._folder.resolve():
             self._files = _Files()  # files of these names in this folder are others
         self._repaired, self._restored, leaving, self._files = True, False, self._files.leaving, self._present()
@@ -361,17 +365,17 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         self._saving = None
 
     def _present(self) -> _Files:
-        """The recorded files that still exist in the folder."""
+        """Those of the files in `self._files` that still exist in the folder."""
         old = self._files
         there = {name for name in {*old.kept, old.best_name} if name and (self._folder / name).exists()}
         best = (old.best_score, old.best_name) if old.best_name in there else (None, "")
         return _Files(*best, *(tuple(name for name in names if name in there) for names in (old.kept, old.permanent)))
 
     def _link(self, link: str, target: str) -> None:
-        """Point `link` at `target` atomically: a reader finds the old file or the new one. One that already points there stays.
+        """Point `link` at `target` atomically: a reader finds the old file or the new one. A link that points there stays.
 
-        A link that cannot be made is a warning, once: the file system has none, no inode is left, or a folder has the name.
-        Training continues without: no resume needs a link.
+        If the link cannot be made (the file system has no links, no inode is left, or a folder has its name), there is one
+        warning, and training continues: no resume needs a link.
         """
         temporary = self._folder / f"{link}.tmp"
         try:
@@ -409,7 +413,7 @@ def _name(step: int) -> str:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether there is a file or folder. One in torch's format, a ZIP archive, has its directory at the end."""
+    """Whether a complete file, or a folder, is at `path`. torch's format is a ZIP archive, whose directory comes last."""
     if not path.is_file():
         return path.exists()
     with path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Attributes of a LightningModule, a data module, a strategy or a callback that callbacks use where they exist.
 
-Each Protocol is optional. `offered` says whether a thing has all of its attributes, and none of them is None.
+Each Protocol is optional. `offered` tests whether an object has all attributes and methods of a Protocol, none of them None.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ P = TypeVar("P")
 
 
 def offered(thing: object, protocol: type[P]) -> P | None:
-    """`thing` if it offers what the protocol names, otherwise None."""
+    """Return `thing` if it has all attributes and methods of the protocol, and none of them is None; otherwise None."""
     named = [*getattr(protocol, "__annotations__", {}), *vars(protocol)]
     names = [name for name in named if not name.startswith("_")]
     return thing if all(getattr(thing, name, None) is not None for name in names) else None  # type: ignore[return-value]
 
 
 def offered_by_data(trainer: Trainer, protocol: type[P]) -> P | None:
-    """`offered`, by the trainer's data module."""
+    """Return the trainer's data module if it has all attributes of the protocol, as `offered` does; otherwise None."""
     return offered(getattr(trainer, "datamodule", None), protocol)
 
 
 def fact_of_data(trainer: Trainer, name: str) -> int | None:
-    """An attribute of the trainer's data module; None without."""
+    """The attribute `name` of the trainer's data module; None if there is no data module or no such attribute."""
     return getattr(getattr(trainer, "datamodule", None), name, None)
 
 
@@ -38,113 +38,120 @@ def fact_of_data(trainer: Trainer, name: str) -> int | None:
 
 
 class SaysStepLoss(Protocol):
-    """Says the loss of an optimizer step, for callbacks that judge it: `SpikeGuard`, `TrainingProgress`.
+    """A module that knows the loss of an optimizer step, for callbacks that use this loss: `SpikeGuard`, `TrainingProgress`.
 
-    The mean of the micro-batches' means is not the loss of the step where they have different numbers of counted targets. Both
-    are 0-d tensors, the same on all ranks, and known before callbacks' `on_before_optimizer_step`.
+    That loss differs from the mean of the micro-batches' losses if their numbers of counted targets differ. Both
+    attributes are 0-d tensors, the same on all ranks, and set before callbacks' `on_before_optimizer_step`.
     """
 
     step_loss: Tensor
-    """The mean over the counted targets of the global batch; NaN without any."""
+    """The mean loss over the counted targets of the global batch; NaN if no target counts."""
     step_count: Tensor
-    """Their number."""
+    """The number of counted targets in the global batch."""
 
 
 class SaysWhetherTargetsCount(Protocol):
-    """Without it, `HealthSignals` takes the mean of the micro-batches' losses for the loss of a step."""
+    """A module that says whether micro-batches weigh equally in a step's loss. `HealthSignals` assumes it of any other."""
 
     every_target_counts: bool
-    """Whether no target is ignored, so that all micro-batches have equal weight."""
+    """Whether no target is ignored, so that the loss of a step is the mean of its micro-batches' losses."""
 
 
 class ScalesFirstGradient(Protocol):
-    """For `GradientNoise`, of a module that weights micro-batches by their targets."""
+    """A module that weights micro-batches by their numbers of counted targets. For `GradientNoise`."""
 
     def first_gradient_scale(self) -> Tensor | float:
-        """After the first micro-batch of a step: what makes its gradient that of the mean over its targets."""
+        """The factor that makes the gradient of a step's first micro-batch that of the mean loss over its counted targets.
+
+        Called after that micro-batch. Infinite or NaN if it has no counted target.
+        """
 
 
 class HoldsAllLogits(Protocol):
-    """Without it, the probe of `HealthSignals` bounds the logits that it computes."""
+    """A module that says how many logits training holds. Unless it holds all, `HealthSignals` limits those of its probe."""
 
     holds_all_logits: bool
     """Whether training has the logits of a whole micro-batch in memory."""
 
 
 class SaysFlops(Protocol):
-    """For `Throughput`, instead of six FLOPs per parameter."""
+    """A module that knows its FLOPs. For any other, `Throughput` assumes six FLOPs per parameter and token."""
 
     flops_per_token: float
     """Training FLOPs per token."""
 
 
 class WritesText(Protocol):
-    """Needed by `TextSamples`."""
+    """A module that can continue a text, as `TextSamples` needs."""
 
     def generate_text(
         self, prompt: str, *, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int
     ) -> str:
-        """The prompt and its continuation, or the latter. It does not use the global random generators."""
+        """Return the prompt and its continuation, or the continuation alone, without use of the global random generators.
+
+        Args:
+            top_k, top_p: as usual in sampling; None: no such limit.
+        """
 
 
 class ScoresText(Protocol):
-    """Needed by `TaskScores`; `forward` gives the logits (B, T, V) of ids (B, T)."""
+    """A module that `TaskScores` can score. Its `forward` takes ids (B, T) and returns logits (B, T, V)."""
 
     tokenizer: Any
-    """Has `encode` and `decode`, and may have `bos_id`, `eos_id`, `prefix_token_ids`, `stop_ids` and `special_ids`, which no
-    answer has. A module may have `exported_tokenizer` instead."""
+    """Has `encode` and `decode`. May have `bos_id`, `eos_id`, `prefix_token_ids` (begin every text), `stop_ids` (end an answer)
+    and `special_ids` (left out of an answer). If the module also has `exported_tokenizer`, that is used instead."""
     context_length: int
-    """Most tokens of a text that the model reads at once."""
+    """Largest number of tokens that the model reads at once."""
 
 
 class ContinuesText(Protocol):
-    """Needed by tasks of lm_eval that generate."""
+    """A module that can generate text, as those tasks of lm_eval need whose answers are generated."""
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
-        """The likeliest ids after `ids`, one by one."""
+        """Yield at most `max_new_tokens` ids after `ids`: each is the likeliest one after all ids before it."""
 
 
 class HasMicroBatches(Protocol):
-    """Needed by `BatchRamp`, of the data module or else of the LightningModule."""
+    """A data module, or else a LightningModule, that knows the size of its micro-batches, as `BatchRamp` needs."""
 
     micro_batch_tokens: int | Callable[[int], int]
-    """Tokens of one micro-batch on one rank, or a function of the optimizer steps before it."""
+    """Tokens of one micro-batch on one rank, or a function from the number of optimizer steps before it to this number."""
 
 
 class CountsExperts(Protocol):
-    """Needed by `ExpertBalance`, of a module with L mixtures of E experts.
+    """A module with L mixtures of E experts, as `ExpertBalance` needs.
 
-    It may also have `router_means`, dict of (L,) tensors: what to log as well, by name, such as the entropy.
+    It may also have `router_means`: a dict from the name of a further metric, such as "entropy", to its values (L,).
     """
 
     expert_counts: Tensor
     """(L, E), the same on all ranks: the tokens of the step's global batch that each expert has computed. Known before
-    callbacks' `on_before_optimizer_step`, and counted once if activations are computed again."""
+    callbacks' `on_before_optimizer_step`, and unchanged if activations are computed again."""
     expert_biases: Sequence[Tensor | None]
-    """Buffers, (E,) each, that are added to the scores by which experts are chosen; None for a layer of another rank."""
+    """One buffer (E,) per layer, which is added to the scores by which experts are chosen; None for a layer of another rank."""
 
 
 # -- of a data module ---------------------------------------------------------------------------------------------------
 
 
 class NumbersSamples(Protocol):
-    """For the reports of `SpikeGuard`."""
+    """A data module that numbers its samples, so that `SpikeGuard` can name the samples of a skipped step."""
 
     step_samples: range
     """Global numbers of the samples in the next optimizer step."""
 
 
 class TellsOfText(Protocol):
-    """For `HealthSignals`, which takes those of these attributes that exist (`fact_of_data`)."""
+    """A data module that knows facts about its text. `HealthSignals` uses each of these attributes if it exists."""
 
     vocab_size: int
-    """Number of ids that occur, which a padded embedding does not tell."""
+    """Number of ids that can occur. An embedding may be padded, and then has more rows."""
     unknown_id: int
-    """Stands for characters that the tokenizer does not have, and for nothing else."""
+    """The id for characters that the tokenizer does not have, and for nothing else."""
     bos_id: int
-    """Opens every document."""
+    """The id that opens every document."""
     train_tokens: int
-    """Length of the training text."""
+    """Length of the training text, in tokens."""
 
 
 # -- of a strategy or its plugins -----------------------------------------------------------------------------------------
@@ -154,9 +161,9 @@ class SplitsLayers(Protocol):
     """A strategy with pipeline stages: its ranks hold different parameters."""
 
     pipeline_mesh: DeviceMesh
-    """The ranks that hold one model together."""
+    """Mesh of the ranks whose stages together are one model."""
     repeated_parameters: Collection[Tensor]
-    """This rank's parameters that an earlier rank has, too."""
+    """Those parameters of this rank of which an earlier rank of the pipeline also has a copy."""
 
 
 class ScalesLoss(Protocol):
@@ -167,81 +174,84 @@ class ScalesLoss(Protocol):
 
 
 class SavesInBackground(Protocol):
-    """A checkpoint plugin for `StepCheckpoint`. Any other has saved a file when it returns."""
+    """A CheckpointIO plugin that tells `StepCheckpoint` how a save ended. For any other plugin, the file is examined."""
 
     def finished(self, path: Path, *, wait: bool = False) -> bool | None:
-        """Whether a save has succeeded. None: it is in progress."""
+        """Whether the last save to `path` has succeeded. None: it is in progress. With `wait`, first wait for its end."""
 
 
 # -- of another callback ------------------------------------------------------------------------------------------------
 
 
 class KnowsNorm(Protocol):
-    """`GradientNorm`, for callbacks after it."""
+    """A callback that knows the gradient norm (`GradientNorm`), for callbacks that come after it."""
 
     latest_norm: Tensor | None
     """Gradient norm of the current step before clipping. None: not computed."""
 
 
 class KnowsSkip(Protocol):
-    """`SpikeGuard`, for callbacks after it."""
+    """A callback that knows whether a step is skipped (`SpikeGuard`), for callbacks that come after it."""
 
     latest_skip: Tensor | None
     """0-d: 1 if the current step is skipped, 0 if it is made. None: not judged."""
 
 
 class AsksToSave(Protocol):
-    """`StopOnSignal`, for callbacks that save."""
+    """A callback that asks for a checkpoint (`StopOnSignal`), for callbacks that save."""
 
     save_now: bool
-    """Set in `on_train_batch_end`: save at this step."""
+    """True: save a checkpoint at this step, at once. Set before the saving callback reads it in `on_train_batch_end`."""
 
 
 class KnowsStableStep(Protocol):
-    """A schedule with a decay, for `StepCheckpoint`."""
+    """A learning-rate schedule that ends with a decay, for `StepCheckpoint`."""
 
     stable_until: int
     """The last step before the decay, whose checkpoint is kept."""
 
 
 class KnowsScores(Protocol):
-    """`TaskScores`, for callbacks that watch a score, which may come less often than validation."""
+    """A callback that logs scores (`TaskScores`), perhaps less often than validation, for callbacks that monitor a score."""
 
     score_names: Collection[str]
-    """Metrics that it logs, known when training starts."""
+    """Names of the metrics that the callback logs, known when training starts."""
 
 
 def is_score(trainer: Trainer, name: str | None) -> bool:
-    """Whether a callback of the trainer knows a score of this name."""
+    """Whether a callback of the trainer has `name` among its `score_names`."""
     known = (offered(callback, KnowsScores) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     return any(name in callback.score_names for callback in known if callback)
 
 
 class HearsOfInterruption(Protocol):
-    """A callback that begins something at a validation, which `StopOnSignal` may interrupt."""
+    """A callback that must know when `StopOnSignal` interrupts a validation, for which it has begun something."""
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called instead of `on_validation_end`."""
+        """Called instead of `on_validation_end` if the validation was interrupted."""
 
 
 # -- where nothing is offered ---------------------------------------------------------------------------------------------
 
 
 class MeanOfMicroBatches:
-    """The mean loss of a step's micro-batches on this rank, from `on_before_backward`: of a module that does not say it."""
+    """Averages the losses of a step's micro-batches on this rank, as `on_before_backward` gets them."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
         self._number = 0
 
     def add(self, trainer: Trainer, loss: Tensor) -> None:
-        """Add the loss of a backward pass, as Lightning gives it: divided by the number of micro-batches of a whole step."""
+        """Add the loss of a micro-batch. Lightning has divided this loss by the number of micro-batches of a whole step."""
         loss = loss.detach().float().reshape(())
         if (scaling := offered(trainer.precision_plugin, ScalesLoss)) is not None:
             loss = loss / scaling.scaler.scale(torch.ones((), device=loss.device))
         self._sum, self._number = loss if self._sum is None else self._sum + loss, self._number + 1
 
     def take(self, trainer: Trainer) -> Tensor | None:
-        """The mean; None without a backward pass. Starts over. An epoch may end before the step has all its micro-batches."""
+        """Return the mean of the losses added since the last call; None if there are none.
+
+        The number of losses is counted, because an epoch may end before the step has all its micro-batches.
+        """
         total, number, self._sum, self._number = self._sum, self._number, None, 0
         return None if total is None else total * max(1.0, trainer.accumulate_grad_batches / number)

@@ -26,16 +26,17 @@ class EMA(_AfterSteps):
 
         average ← d · average + (1 − d) · θ;   d = min(decay, (1 + n) / (10 + n))
 
-    The second term is the warm-up of TensorFlow's ExponentialMovingAverage. Without it, an average that starts at random
-    weights holds decayⁿ of them. A skipped step counts as one whose weights did not change.
+    (1 + n) / (10 + n) is the warm-up of TensorFlow's ExponentialMovingAverage. Without it, an average that begins with random
+    weights keeps the share decayⁿ of them. A skipped step counts as one whose weights did not change.
 
-    Training is the same, bit for bit, with and without. The average is sharded like the parameters: each rank updates its own
+    This callback does not change training, not by a bit. The average is sharded like the parameters: each rank updates its own
     part, without communication and without host synchronisation.
 
     Validation measures the average, unless `validate` is false: in `fit`, and by `trainer.validate` after a `fit`. With
-    `ckpt_path`, that measures the weights of the checkpoint. Only one parameter at a time is copied for it; of bf16 ones, all
-    are kept aside. Buffers and frozen parameters are those of the model. The average of a parameter that is unfrozen while
-    training begins with its weights after the next step.
+    `ckpt_path`, `trainer.validate` measures the weights of the checkpoint. To exchange weights and average, one parameter at a
+    time is copied; the weights of bf16 parameters are all kept in copies until they are exchanged back. Buffers and frozen
+    parameters are those of the model. If a parameter is unfrozen during training, its average begins with its weights after the
+    next step.
 
     Logs: nothing.
 
@@ -52,7 +53,7 @@ class EMA(_AfterSteps):
         decay: the share of the average that an update keeps.
         every_n_steps: optimizer steps between two updates.
         start_step: the average begins with the weights after this optimizer step.
-        warmup: false: d = decay from the first update on.
+        warmup: whether d rises as above; false: d = decay from the first update on.
         validate: whether validation measures the average instead of the weights.
 
     Raises:
@@ -120,7 +121,7 @@ class EMA(_AfterSteps):
         self._exchange_back(pl_module)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called by StopOnSignal; not a Lightning hook."""
+        """Exchange weights and average back, when StopOnSignal has interrupted validation. Not a Lightning hook."""
         self._exchange_back(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -141,12 +142,12 @@ class EMA(_AfterSteps):
         self._updates = int(state_dict["updates"])
 
     def by_name(self, pl_module: LightningModule) -> dict[str, Tensor]:
-        """The average by the names of `state_dict`; empty before `start_step`. Distributed like the parameters."""
+        """The average of each trainable parameter, sharded like it, by its names in `state_dict`. Empty before `start_step`."""
         return {name: self._average[self._names[p]] for name, p in _trainable(pl_module).items() if p in self._names}
 
     @contextmanager
     def averaged(self, pl_module: LightningModule) -> Iterator[None]:
-        """The model with the weights that validation measures: the average, unless there is none or `validate` is false."""
+        """A context in which the model has the weights that validation measures: the average if there is one and `validate`."""
         self._exchange(pl_module)
         try:
             yield
@@ -155,19 +156,19 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _begin(self, pl_module: LightningModule) -> None:
-        """The average is a copy of the weights."""
+        """Begin the average, without updates so far, as a copy of the weights."""
         self._updates = 0
         self._begin_others(pl_module)
 
     @torch.no_grad()
     def _begin_others(self, pl_module: LightningModule) -> None:
-        """The average of each trainable parameter that has none is a copy of its weights."""
+        """Begin the average of each trainable parameter that has none as a copy of its weights."""
         for name, parameter in _trainable(pl_module).items():
             if parameter not in self._names:
                 local_part(self._add(name, parameter)).copy_(local_part(parameter))
 
     def _add(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """The memory for the average of a parameter, distributed like it."""
+        """Allocate the average of a parameter, sharded like it. Its values are not set."""
         self._names[parameter] = name
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._average[name] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -175,7 +176,7 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _restore(self, pl_module: LightningModule) -> None:
-        """Copy the checkpoint's average: by name, whole tensors, or tensors on disk. Each rank reads its part."""
+        """Copy the average from the checkpoint: whole tensors by name, in memory or on disk. Each rank reads its part."""
         saved, self._saved = self._saved, None
         for name, parameter in _trainable(pl_module).items():
             if name not in saved or tuple(saved[name].shape) != tuple(parameter.shape):
@@ -223,6 +224,6 @@ class EMA(_AfterSteps):
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable parameters by the names of `state_dict`. A tied one has several names."""
+    """Trainable parameters by their names in `state_dict`. A tied parameter is listed under each of its names."""
     state = module.state_dict(keep_vars=True).items()
     return {name: p for name, p in state if isinstance(p, nn.Parameter) and p.requires_grad}

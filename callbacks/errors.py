@@ -20,10 +20,10 @@ class UserError(ValueError):
 
 @contextmanager
 def flags(flag_of: FlagOf) -> Iterator[None]:
-    """Messages name settings as a command line does.
+    """A context in which messages name settings by their flags on a command line.
 
     Args:
-        flag_of: the flag of a class, or of one of its arguments; None if the command line has none.
+        flag_of: returns the flag of an argument of a class, or of the class itself (argument None); None if it has no flag.
     """
     global _flag_of
     before, _flag_of = _flag_of, flag_of
@@ -34,18 +34,18 @@ def flags(flag_of: FlagOf) -> Iterator[None]:
 
 
 def setting(owner: type, argument: str | None = None) -> str:
-    """How a message names a class or its argument: `WSD(total_steps)`, or `--schedule.total_steps` on a command line."""
+    """How a message names an argument (None: the class itself): `WSD(total_steps)`, or by its flag `--schedule.total_steps`."""
     return _flag_of(owner, argument) or (f"{owner.__name__}({argument})" if argument else owner.__name__)
 
 
 def without(callback: type) -> str:
-    """How a message says that a callback should be left out."""
+    """How a message says that a callback should be left out: "remove EMA", or by its flag "use --ema null"."""
     flag = _flag_of(callback, None)
     return f"remove {callback.__name__}" if flag is None else f"use {flag} null"
 
 
 def refused(owner: type, argument: str, why: str) -> str:
-    """The sentence about an argument with a value that is refused.
+    """The sentence that refuses the value of an argument.
 
     Args:
         why: the value and the rule, such as "is 3, but must be at least 5".

@@ -1,4 +1,4 @@
-"""Balances the experts of a mixture without a loss."""
+"""Balances the loads of a mixture's experts without an auxiliary loss."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ExpertBalance(Callback):
 
         b_i ← b_i + rate · sign(mean(c) − c_i)
 
-    So accumulation, ranks and recomputation do not change it. A skipped step moves nothing: one that `SpikeGuard` skips, and
-    one whose norm is not finite, if `GradientNorm` computes it: a loss scaler skips it.
+    So the biases do not depend on accumulation, ranks or recomputation. A skipped step moves no bias: one that `SpikeGuard`
+    skips, and, if `GradientNorm` computes the norm, one whose norm is not finite, because a loss scaler skips such a step.
 
     Logs for the global batch of each logged step:
         `experts/load`: tokens of the busiest expert divided by the mean tokens of an expert, in the least balanced layer.
@@ -36,13 +36,13 @@ class ExpertBalance(Callback):
 
     Contract:
         Needs a module with `expert_counts` and `expert_biases` (`contracts.py`).
-        on_before_optimizer_step: moves the biases on the device. The host reads values at logged steps only. It comes after the
-            callbacks that decide whether a step is skipped.
+        on_before_optimizer_step: moves the biases on the device. The host reads values at logged steps only. List this
+            callback after those that decide whether a step is skipped.
         State: none. The biases are buffers of the module.
     Cost: three small kernels a layer.
 
     Args:
-        rate: of the bias. Scores are at most 1. 0: only log.
+        rate: change of a bias per step, beside scores of at most 1; 0 = only log.
 
     Raises:
         UserError: the rate is out of range; the module has no experts.
@@ -86,7 +86,7 @@ class ExpertBalance(Callback):
 
 
 def _skipped(trainer: Trainer) -> Tensor | None:
-    """0-d bool: whether the step changes no weight, as far as other callbacks know. None: none knows."""
+    """Whether this step will be skipped, as a 0-d bool tensor, from what other callbacks know. None: no callback knows."""
     skips: list[Tensor] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if (guard := offered(callback, KnowsSkip)) is not None and guard.latest_skip is not None:

@@ -1,4 +1,4 @@
-"""Files that are read whole, with one sentence for a mistake, and files that are written whole."""
+"""Reads files, with a mistake in one reported as one sentence, and writes files that are never left half written."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_text(path: Path, *, mend: str = "") -> str:
-    """The content of a file of UTF-8 text, without a mark at its start.
+    """The content of a file of UTF-8 text, without a byte order mark.
 
     Args:
-        mend: the end of the sentence, such as the flag that names the file.
+        mend: text at the end of the error's sentence, such as the flag that names the file: " (--prompts)".
 
     Raises:
         UserError: It cannot be read, or is not UTF-8.
@@ -47,7 +47,11 @@ def read_text(path: Path, *, mend: str = "") -> str:
 
 
 def read_object(path: Path, *, mend: str = "") -> dict[str, Any]:
-    """The object in a JSON file. Arguments and errors as of `read_text`."""
+    """The object in a JSON file. `mend` is that of `read_text`.
+
+    Raises:
+        UserError: The file cannot be read, is not JSON, or its content is not an object.
+    """
     try:
         content = read_json(path)
     except OSError as error:
@@ -66,7 +70,10 @@ def is_disk_error(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add a name to an error of the disk. Python names a file that cannot be opened, not one that cannot be written."""
+    """A context in which a disk's error that names no file gets the name `path`.
+
+    Python names a file that cannot be opened, but not a file that cannot be written.
+    """
     try:
         yield
     except OSError as error:
@@ -77,7 +84,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
-    """A file to write and read. It is at `path` once the block has ended, and at `partial` until then; an error deletes it.
+    """Open a file at `partial` to write and read; it is moved to `path` when the block ends. An error deletes it.
 
     Raises:
         OSError: The disk refused. `path` is unchanged and nothing partial remains.
@@ -95,7 +102,7 @@ def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a whole file, as `complete_file`."""
+    """Write `content` to a file, which is complete or unchanged afterwards. Raises what `complete_file` raises."""
     with complete_file(path, path.with_name(f".{path.name}.partial")) as file:
         file.write(content)
 

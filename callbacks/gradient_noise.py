@@ -32,8 +32,9 @@ def noise_and_signal(small: Tensor, big: Tensor, small_samples: int, big_samples
 class GradientNoise(Callback):
     """Logs the simple gradient noise scale tr(Σ)/|G|², from the micro-batches of a step.
 
-    A batch of that size needs twice the steps, and twice the samples, of the least possible (McCandlish et al. 2018). It grows
-    while the loss falls. The theory is that of SGD; for Adam it gives the order of magnitude.
+    Training with a batch of that size takes twice the least possible number of steps and twice the least possible number of
+    samples (McCandlish et al. 2018). The scale grows while the loss falls. The theory is that of SGD; for Adam it gives the
+    order of magnitude.
 
     Logs at logged steps, where Σ is the covariance of one sample's gradient and G the mean gradient, as moving averages:
         `gradient_noise/scale_samples`: tr(Σ)/|G|² in samples, if |G|² is estimated above 0.
@@ -41,8 +42,9 @@ class GradientNoise(Callback):
         `gradient_noise/variance`: moving average of tr(Σ).
         `gradient_noise/squared_norm`: moving average of |G|².
 
-    The small batch is the first micro-batch of a step on each rank, the big one is the whole step. The loss of a micro-batch is
-    its mean, or the module has `first_gradient_scale` (`contracts.py`): NaN or infinite without a target, for a step left out.
+    The small batch is the first micro-batch of a step on each rank, the big one is the whole step. The loss of a micro-batch
+    must be the mean over its targets, unless the module has `first_gradient_scale` (`contracts.py`). A step is left out if this
+    factor is NaN or infinite, because the micro-batch has no target.
 
     Contract:
         on_train_start: refuses settings in which no gradient of a smaller batch exists.
@@ -53,11 +55,11 @@ class GradientNoise(Callback):
     Cost: one more gradient norm in a sampled step, which reads each gradient once.
 
     Args:
-        every_n_steps: sample one step of this many.
+        every_n_steps: optimizer steps between two sampled steps.
         decay: weight of the past in the moving averages, for each sampled step.
 
     Raises:
-        UserError: numbers out of range; one micro-batch a step; fp16 loss scaling; a strategy other than DDP on
+        UserError: numbers out of range; only one micro-batch per step; fp16 loss scaling; a strategy other than DDP on
             several ranks, which keeps no gradient of one rank.
     """
 
@@ -122,16 +124,18 @@ class GradientNoise(Callback):
                 write_row(trainer, self._row(trace / weight, square / weight), step)
 
     def take_first(self) -> tuple[Tensor | None, int, int]:
-        """(squared norm of the first micro-batch's gradient, None if not sampled; its samples; micro-batches of the step).
+        """Return what is known of this step, and begin another step with the next micro-batch.
 
-        The next micro-batch begins another step.
+        Returns:
+            The squared norm of the first micro-batch's gradient (None: the step is not sampled), the number of samples in that
+            micro-batch, and the number of micro-batches in the step.
         """
         sample = self._small, self._shape[0], self._micro_batches
         self._small, self._micro_batches = None, 0
         return sample
 
     def add(self, estimates: Tensor) -> None:
-        """Add a pair to the moving averages, unless it is not finite."""
+        """Add estimates (2,) of tr(Σ) and |G|² to the moving averages, unless one of them is not finite."""
         if self.sums is None:
             self.sums = estimates.new_zeros(3)
         sums = self.sums.to(estimates.device)
@@ -155,12 +159,12 @@ class GradientNoise(Callback):
 
 
 def _square(norm: Tensor) -> Tensor:
-    """In float64, because estimates are differences of large numbers; float32 where the device has none."""
+    """The square of a norm, in float64 because estimates are differences of large numbers; in float32 on MPS."""
     return (norm if norm.device.type == "mps" else norm.double()).square()
 
 
 def _shape(batch: Any) -> tuple[int, int]:
-    """Samples of a batch, by its first tensor, and tokens of a sample: 1 unless the tensor is integers (B, T)."""
+    """(samples of a batch, tokens of a sample), from the batch's first tensor. Tokens: 1 unless this is integers (B, T)."""
     first = next(tensors_in(batch), None)
     if first is None or first.ndim == 0:
         return 1, 1

@@ -1,4 +1,4 @@
-"""Gradient norm and clipping, computed once."""
+"""The gradient norm, computed once for clipping and for logging."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
 
 
 def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
-    """`total_norm` of an optimizer's gradients, on all ranks that hold parts of the model. All of them call it.
+    """`total_norm` of an optimizer's gradients over all ranks that hold parts of the model. A collective of these ranks.
 
-    With pipeline stages (`SplitsLayers`), ranks hold different parameters: their squares are added. A parameter that an earlier
-    rank has, too, counts there.
+    With pipeline stages (`SplitsLayers`), ranks hold different parameters: the squares of the ranks' norms are added. A
+    parameter of which an earlier rank has a copy counts on that rank only.
     """
     pipeline = offered(trainer.strategy, SplitsLayers)
     repeated = () if pipeline is None else pipeline.repeated_parameters
@@ -65,7 +65,7 @@ def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def optimizer_device(optimizer: torch.optim.Optimizer) -> torch.device:
-    """The device of an optimizer's parameters. A group may be empty."""
+    """The device of an optimizer's first parameter. Groups may be empty, but not all."""
     first: Tensor = next(p for group in optimizer.param_groups for p in group["params"])
     return first.device
 
@@ -81,8 +81,13 @@ def scale_(grads: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def refuse_late_unscaling(trainer: Trainer, use: str) -> None:
-    """Raises:
-    UserError: With fp16 loss scaling, an optimizer unscales the gradients itself, after their `use`.
+    """Refuse an optimizer that unscales gradients in its own step, too late for a callback that reads them before.
+
+    Args:
+        use: what the callback does with the gradients, for the error's sentence: "they would be clipped".
+
+    Raises:
+        UserError: With fp16 loss scaling, there is such an optimizer.
     """
     for optimizer in trainer.optimizers if offered(trainer.precision_plugin, ScalesLoss) else ():
         if unscales_by_itself(optimizer):
@@ -111,7 +116,7 @@ class GradientNorm(Callback):
         State: the counts behind `grad/clip_fraction`.
 
     Args:
-        clip: largest norm after clipping; infinity = none; None = log only.
+        clip: largest norm after clipping; infinity = no clipping; None = log only.
 
     Raises:
         UserError: clip <= 0; `Trainer(gradient_clip_val)` is set; fp16 loss scaling with an optimizer that unscales by

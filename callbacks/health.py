@@ -31,9 +31,9 @@ from .ranges import STEPS, check_ranges, whole
 
 _KINDS = ("gradient_norm", "weight_norm", "update_norm", "update_ratio", "activation_rms", "activation_max")
 OF_LAYERS = tuple(f"health/{kind}" for kind in (*_KINDS, "attention_logit_max", "dead_units"))
-"""Groups with a tag for each layer or block, such as `health/update_ratio/blocks.0.mlp`."""
+"""Groups of metrics with one tag per layer or block, such as `health/update_ratio/blocks.0.mlp`."""
 EARLY = 20
-"""Rows up to step `every_n_steps`, about: a run of a few hundred steps is judged by them."""
+"""About how many rows come before step `every_n_steps`, so that a run of a few hundred steps can be judged, too."""
 
 
 @cache
@@ -44,8 +44,8 @@ def _early_steps(every_n_steps: int) -> list[int]:
 def row_number(step: int, every_n_steps: int) -> int:
     """The number of the row that a step has, from 1; 0 if it has none.
 
-    Each `every_n_steps`-th step has a row, and before the first of these about 20, spread geometrically. It depends on the step
-    alone, so that a resumed or extended run has the rows of one that was not.
+    Each `every_n_steps`-th step has a row, and before the first of these about 20 steps, spread geometrically, have one. The
+    number depends on the step alone, so that a resumed or extended run has the same rows as one that was not interrupted.
     """
     early = _early_steps(every_n_steps)
     if step % every_n_steps == 0:
@@ -61,20 +61,22 @@ class HealthSignals(Callback):
         Norms, of the parameters that the optimizer has, by layer. The blocks are the largest list of modules with numbers as
             names; a layer is a submodule of a block, or a module beside the list. Absent with several optimizers, and under
             FSDP1, which flattens parameters.
-        Batches, if they are dicts with `input_ids` and `targets`, (B, T) each. Targets: of all micro-batches of the step.
-            Untouched embeddings, repeated samples and spans, and overlap: of all steps of this launch. Padding rows of an
-            embedding do not count if the probe, or the data module's `vocab_size`, tells the vocabulary.
+        Batches, if they are dicts with `input_ids` and `targets`, (B, T) each. Values about targets are over all micro-batches
+            of the step; untouched embeddings, repeated samples and spans, and overlap are over all steps of this launch.
+            Padding rows of an embedding do not count if the probe, or the data module's `vocab_size`, gives the number of ids.
         Probe: before the step's first micro-batch, two forward passes without gradients of a quarter of its sequences, at least
             one, in eval mode, with the same random state and without compiled code: `forward(input_ids)` → logits (B, T, V).
-            Documents in a sequence see each other. In rows 1, 3, 5, … the second pass has other ids from a place on, which is
-            another one in each sequence and row; in the others, up to the last quarter. Sequences are whole, up to 8,192 tokens
-            and 2²³ / V unless the module `holds_all_logits`; where N ranks share a batch, a micro-batch of less than 4 N has
-            parts of them. Absent in a pipeline, and where `forward` cannot do this.
-        Backward loss ratio, where the step has a row of `train/loss`. Absent in a pipeline, and where a module scales its
-            gradients by the step's tokens afterwards: `every_target_counts` is false (both: `contracts.py`).
+            Documents in a sequence see each other. In rows 1, 3, 5, … the second pass has other ids from a position on, which
+            differs between sequences and rows; in rows 2, 4, 6, … it has other ids up to the last quarter of a sequence. A pass
+            has at most 8,192 tokens and, unless the module `holds_all_logits`, 2²³ logits; longer sequences are cut, and also
+            those of a micro-batch of less than 4 N sequences that N ranks share. Absent in a pipeline, and where `forward`
+            cannot do this.
+        Backward loss ratio, at steps that log `train/loss`. Absent in a pipeline, and if the module's `every_target_counts` is
+            false (`contracts.py`): such a module scales its gradients by the number of targets after the backward pass.
         Rank difference and shared samples, with DDP on several processes.
 
-    In the probe, modules of a block report what hooks cannot see, if they have these attributes. They are None otherwise:
+    Modules of a block can report what hooks cannot see. If they have one of these attributes, it is None except in the probe,
+    where it is a function that the module must call:
         score_probe(q, k, scale=None, window=None): queries (B, H, T, h) and keys (B, K, T, h) of causal attention.
         unit_probe(hidden): (B, T, f), the MLP's activations. Without it, outputs of nn.ReLU, nn.GELU and nn.SiLU are used.
     A unit is dead if no probed value exceeds 10⁻⁶ of its layer's largest one.
@@ -86,8 +88,8 @@ class HealthSignals(Callback):
 
     Contract:
         on_fit_start: finds blocks and layers.
-        on_validation_batch_start, on_validation_batch_end: remember spans of the first validation, and the first batch.
-        on_validation_end: evaluates a part of that batch twice. Collectives: on every rank.
+        on_validation_batch_start: remembers spans of the first validation; on_validation_batch_end: remembers the first batch.
+        on_validation_end: evaluates a part of the first batch twice. Uses collectives, so it must run on every rank.
         on_train_batch_start: hashes the sequences and counts the ids; at a sampled step, checks targets and runs the probe.
             Before the first step of a launch, notes the facts about the set-up.
         on_before_backward: at a sampled step, adds up the loss.
@@ -99,7 +101,7 @@ class HealthSignals(Callback):
 
     Args:
         every_n_steps: optimizer steps between two rows, from the first multiple on.
-        layers: TensorBoard, too, gets single layers: about 30 tags for each block.
+        layers: also write the values of single layers to TensorBoard, about 30 tags for each block.
 
     Raises:
         UserError: every_n_steps < 1.
@@ -257,7 +259,7 @@ class HealthSignals(Callback):
 
 
 def _row(values: dict[str, float]) -> dict[str, float]:
-    """The row of a sampled step, from what all ranks have measured."""
+    """The row of a sampled step, from `values` of `Readings.read`, which all ranks have measured."""
     row = {name: value for name, value in values.items() if name.startswith("health/")}
     for layer, norm in _by_layer(values, "health/update_norm/").items():
         if weight := values.get(f"health/weight_norm/{layer}"):
@@ -269,7 +271,7 @@ def _row(values: dict[str, float]) -> dict[str, float]:
 
 
 def _layers_summed_up(row: dict[str, float]) -> dict[str, float]:
-    """The row with the lowest, median and highest value in place of a value for each layer. NaN is the highest."""
+    """The row with the lowest, median and highest value in place of a value for each layer. NaN counts as the highest."""
     shown = {tag: value for tag, value in row.items() if tag.rpartition("/")[0] not in OF_LAYERS}
     for group in OF_LAYERS:
         if values := sorted(_by_layer(row, f"{group}/").values(), key=lambda value: (math.isnan(value), value)):

@@ -10,22 +10,25 @@ from .health_readings import Readings
 
 
 def ids_of(batch: object) -> Tensor | None:
-    """(B, T): the input ids of a batch that is a dict with `input_ids`; None of any other."""
+    """The input ids (B, T) of a batch that is a dict with `input_ids`; None for any other batch."""
     ids = batch.get("input_ids") if isinstance(batch, dict) else None
     return ids if isinstance(ids, Tensor) and ids.dim() == 2 and ids.numel() and not ids.is_floating_point() else None
 
 
 def targets_of(batch: object) -> Tensor | None:
-    """(B, T): the targets of a batch that is a dict with `targets` of the shape of its ids."""
+    """The targets (B, T) of a batch that is a dict with `targets` of the shape of its input ids; None for any other batch."""
     ids, targets = ids_of(batch), batch.get("targets") if isinstance(batch, dict) else None
     return targets if ids is not None and isinstance(targets, Tensor) and targets.shape == ids.shape else None
 
 
 def compare_targets(ids: Tensor, targets: Tensor, readings: Readings, split: str = "") -> tuple[Tensor, Tensor]:
-    """Add the share of counted targets that equal the next input. Returns which targets count, and which of them are compared.
+    """Add to `readings` the share of targets that equal the next input, among counted targets before another counted target.
 
     Args:
-        split: "validation_" for a batch of it.
+        split: beginning of the metric's name: "validation_" for a batch of validation.
+
+    Returns:
+        Two masks: the targets that count, (B, T), and those of them that are compared, (B, T - 1).
     """
     counted = targets != IGNORED  # (B, T)
     followed = counted[:, :-1] & counted[:, 1:]  # behind the last counted target of an answer comes another conversation
@@ -34,7 +37,11 @@ def compare_targets(ids: Tensor, targets: Tensor, readings: Readings, split: str
 
 
 def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
-    """Add what `compare_targets` does, the share of ignored targets, and shares of counted targets that equal other inputs."""
+    """Add to `readings` what `compare_targets` adds, and shares that reveal other mistakes in targets.
+
+    They are the shares of: ignored targets; counted targets that equal the input two places ahead, their own input, or the next
+    sequence's first input; positions at which all sequences have one id; and answers that end with the commonest last token.
+    """
     counted, followed = compare_targets(ids, targets, readings)
     readings.mean("health/ignored_targets", counted.numel() - counted.sum(), counted.numel())
     twice = followed[:, :-1] & followed[:, 1:]

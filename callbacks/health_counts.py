@@ -10,10 +10,10 @@ from ._torch import IGNORED, process_count
 from .health_readings import Readings
 
 _SLOTS = 2**20
-"""Pairs of an input and its target that are counted: 4 MB. Pairs that share a slot count as one, and so seem likelier."""
+"""Slots of the table that counts pairs of an input and its target: 4 MB. Pairs that share a slot seem too likely."""
 _FACTOR = 0x9E3779B1  # odd, near 2^32 / golden ratio: neighbouring numbers fall into slots far apart
 PRIOR = 4.0
-"""Pairs that an input is given beforehand, spread as the targets are."""
+"""Number of pairs that each input is taken to have had before training, with targets as the unigram model has them."""
 
 
 class CountedText:
@@ -23,7 +23,7 @@ class CountedText:
     that they have not counted, so that they do not flatter themselves, however large the vocabulary is.
 
     Args:
-        vocabulary: V, ids of inputs and targets.
+        vocabulary: V, number of ids that inputs and targets can have.
     """
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
@@ -32,17 +32,17 @@ class CountedText:
         self._pairs = torch.zeros(min(_SLOTS, vocabulary**2), dtype=torch.int32, device=device)
 
     def add(self, ids: Tensor, targets: Tensor) -> None:
-        """Count (B, T) ids and targets."""
+        """Count the input ids and targets, (B, T) each, of a batch."""
         counted, a, b, pair = self._flat(ids, targets)
         # Not a boolean index, whose size the host would have to know: what does not count adds 0.
         for table, at in ((self._targets, b), (self._inputs, a), (self._pairs, pair)):
             table.index_add_(0, at, counted.to(table.dtype))
 
     def judge(self, ids: Tensor, targets: Tensor, readings: Readings, of: str = "") -> None:
-        """Add the losses on (B, T) ids and targets.
+        """Add to `readings` the losses of both models on input ids and targets, (B, T) each.
 
         Args:
-            of: before the names of the losses.
+            of: beginning of the metrics' names: "validation_". With it, the share of targets not counted so far is added, too.
         """
         counted, a, b, pair = self._flat(ids, targets)
         unigram = (self._targets[b] + 1.0) / (self._targets.sum() + self._targets.numel())  # Laplace's rule of succession
@@ -53,10 +53,12 @@ class CountedText:
             readings.mean(f"health/{of}unseen", ((self._targets[b] == 0) * counted).sum(), counted.sum())
 
     def add_seen_to(self, readings: Readings, vocabulary: int | None) -> None:
-        """Add the share of ids that were no input on any rank, and the largest that was one. A collective.
+        """Add to `readings` the share of ids that no rank has had as an input, and the largest id that was an input.
+
+        A collective.
 
         Args:
-            vocabulary: ids from it on are padding.
+            vocabulary: number of ids without those of padding rows. None: there are no such rows.
         """
         seen = (self._inputs > 0).byte()
         if process_count() > 1:
@@ -66,11 +68,13 @@ class CountedText:
         readings.largest("health/largest_id", (torch.arange(seen.numel(), device=seen.device) * seen).amax())
 
     def add_to(self, readings: Readings, unknown: int | None, opening: int | None) -> None:
-        """Add how many targets were counted so far, and shares of tokens.
+        """Add to `readings` the number of targets counted so far, and three shares.
+
+        They are the share of the commonest target, of inputs that were never a target, and of inputs that are `unknown`.
 
         Args:
-            unknown: the id of unknown characters.
-            opening: the id that opens documents, which is no target.
+            unknown: the id of unknown characters. None: there is none, and no such share.
+            opening: the id that opens documents, and so is never a target. None: there is none.
         """
         readings.mean("health/counted_pairs", self._targets.sum(), 1.0)
         readings.mean("health/commonest_target", self._targets.max(), self._targets.sum())
@@ -82,7 +86,7 @@ class CountedText:
             readings.mean("health/unknown_tokens", self._inputs[unknown], self._inputs.sum())
 
     def _flat(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(N,) each: 1 if the target counts, input, target, and the slot of the pair."""
+        """Return four tensors (N,): 1 or 0 if the target counts or not, the input, the target, and the slot of this pair."""
         vocabulary = self._targets.numel()
         a, b = (each.flatten().clamp(0, vocabulary - 1).long() for each in (ids, targets))
         pair = a * vocabulary + b

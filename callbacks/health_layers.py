@@ -16,11 +16,11 @@ from .contracts import SplitsLayers, offered
 from .health_readings import Readings
 
 SAMPLED = 2**14
-"""Weights of a layer on a rank that an update is estimated from, about."""
+"""About how many weights of a layer on a rank are sampled to estimate an update."""
 
 
 def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[list[tuple[str, Tensor]], int]:
-    """(names and parameters that the optimizer has, number of ranks that hold each or parts of it). For one optimizer.
+    """The parameters, with names, that the only optimizer has, and the number of ranks that hold each of them or parts of it.
 
     In a pipeline, a rank lists only the parameters of its stage, without those that count on another rank.
     """
@@ -88,7 +88,7 @@ def share_of_square(tensor: Tensor, ranks: int) -> Tensor:
 
 
 def copies(tensor: Tensor, ranks: int) -> float:
-    """Number of ranks that hold the same part."""
+    """Number of ranks that hold the same part of a tensor as this rank. `ranks` is that of `share_of_square`."""
     if not isinstance(tensor, DTensor):
         return ranks
     sizes = (tensor.device_mesh.size(i) for i, placement in enumerate(tensor.placements) if not placement.is_replicate())
@@ -96,7 +96,7 @@ def copies(tensor: Tensor, ranks: int) -> float:
 
 
 class UpdateSample:
-    """Estimates from some of the weights what an update did: every n-th, copied before it.
+    """Estimates the norm of an update from every n-th weight, which is copied before the update.
 
     A copy of all weights would be exact, but takes memory.
 
@@ -110,7 +110,7 @@ class UpdateSample:
         }
 
     def add_to(self, readings: Readings, layer: str, ranks: int) -> None:
-        """Add the norm of a layer's update.
+        """Add to `readings` the estimated norm of a layer's update, after that update.
 
         Args:
             ranks: as in `share_of_square`.
@@ -124,7 +124,9 @@ class UpdateSample:
 
 
 def add_zero_gradients(readings: Readings, layer: str, parameters: list[Tensor], ranks: int) -> None:
-    """Add the share of zeros among every n-th gradient of a layer's matrices; of embeddings, most rows have no gradient.
+    """Add to `readings` the share of zeros among every n-th element of the gradients of a layer's matrices.
+
+    Layers outside blocks (without a dot in the name) are left out: most rows of an embedding have no gradient.
 
     Args:
         ranks: as in `share_of_square`.
@@ -139,13 +141,13 @@ def add_zero_gradients(readings: Readings, layer: str, parameters: list[Tensor],
 
 
 def strides(parameters: list[Tensor]) -> list[tuple[Tensor, int]]:
-    """Each parameter of a layer, and which of its weights are sampled: every n-th."""
+    """Return each parameter of a layer with a number n: every n-th of its weights is sampled."""
     wanted = math.ceil(sum(local_part(p).numel() for p in parameters) / SAMPLED)
     return [(p, _stride(p, wanted)) for p in parameters]
 
 
 def _stride(parameter: Tensor, wanted: int) -> int:
-    """At least `wanted`, without a common factor with the length of a row: otherwise some columns are never sampled."""
+    """Return a stride, at least `wanted`, that has no factor in common with a row's length, so that all columns are sampled."""
     width = max(1, parameter.shape[-1]) if parameter.dim() else 1
     while math.gcd(wanted, width) > 1:
         wanted += 1

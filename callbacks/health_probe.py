@@ -24,9 +24,9 @@ from .contracts import HoldsAllLogits, offered
 from .health_readings import Readings
 
 MOST_TOKENS = 2**13
-"""Tokens of a pass."""
+"""Largest number of tokens in one of the probe's forward passes."""
 MOST_LOGITS = 2**23
-"""Logits of a pass, unless training has those of a whole micro-batch at once: 32 MB."""
+"""Largest number of logits in such a pass (32 MB), unless training holds the logits of a whole micro-batch at once."""
 DEAD = 1e-6
 """A hidden unit is dead if it never exceeds this share of its layer's largest value."""
 _ELEMENTS = 2**21  # of temporary tensors: 8 MB
@@ -36,11 +36,12 @@ _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 class Probe:
     """Runs `pl_module(ids)` on a few sequences, twice: as they are, and with other ids in a part of each.
 
-    Both passes have the same random state, and no `documents`: those of a sequence see each other, unless the model finds their
-    ends itself. The probe is off where `forward` is Lightning's own, or fails, or does not give logits (B, T, V).
+    Both passes have the same random state. `forward` is not told where documents end, so the documents of a sequence see each
+    other, unless the model finds their ends itself. The probe is off where `forward` is Lightning's own, or fails, or does not
+    give logits (B, T, V).
 
     Args:
-        blocks: by the name in the tags.
+        blocks: the blocks of the model, by their names in the tags.
     """
 
     def __init__(self, pl_module: LightningModule, blocks: dict[str, nn.Module]) -> None:
@@ -61,8 +62,9 @@ class Probe:
         """Probe some sequences of a micro-batch of (B, T) ids. Training is not affected.
 
         Args:
-            rows: of the embedding; 0 if unknown.
-            number: of the sampled step, from 1. Odd ones change what comes later, even ones what came earlier.
+            rows: number of rows of the embedding; 0 if unknown.
+            number: the row's number, from 1 (`health.row_number`). If it is odd, the second pass has other ids at later
+                positions, if it is even, at earlier positions.
         """
         kept = self._chosen(trainer, pl_module, ids, rows)  # (R, L)
         if kept is None:
@@ -91,9 +93,13 @@ class Probe:
                     _measure_change(name, logits, other_logits, judged.expand(count, length), readings)
 
     def validate(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int, readings: Readings) -> None:
-        """How far two evaluations of the same sequences of a validation batch are apart, beside the largest logit.
+        """Add to `readings` the largest difference between two evaluations of the same sequences, divided by the largest logit.
 
-        In the modes that the modules have just now. Nothing on all ranks where one has no batch or the probe is off.
+        The modules stay in their present modes. If a rank has no batch, or the probe is off, nothing is added on any rank.
+
+        Args:
+            ids: input ids (B, T) of a validation batch. None: this rank has no batch.
+            rows: as in `run`.
         """
         kept = self._chosen(trainer, pl_module, ids, rows)
         if kept is None:
@@ -107,14 +113,14 @@ class Probe:
         readings.largest("health/validation_noise", _largest(again - first).amax() / size)
 
     def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
-        """(R, L) ids to probe; None if there are none on a rank: forward may need every rank."""
+        """The ids (R, L) to probe; None on all ranks if a rank has none, because `forward` may need every rank."""
         chosen = self._size(trainer, pl_module, ids, rows) if self.on and ids is not None else None
         if not _all_agree(trainer, chosen is not None) or chosen is None or ids is None:
             return None
         return ids[: chosen[0], : chosen[1]]
 
     def _logits(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor) -> Tensor | None:
-        """(R, L, V); None, and the probe is off, if forward does not give them. Random state is as before afterwards."""
+        """The logits (R, L, V). None if `forward` fails or gives no logits; the probe is then off. Restores random state."""
         try:
             with torch.compiler.set_stance("force_eager"), isolate_rng():
                 logits: Any = pl_module(ids)
@@ -133,7 +139,7 @@ class Probe:
         rank_zero_info(f"HealthSignals: activations and logits are not measured, because forward(input_ids) failed: {reason}")
 
     def _size(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> tuple[int, int] | None:
-        """Sequences and positions of a pass: a quarter of the micro-batch, at least one sequence, whole where memory allows."""
+        """(sequences, positions) of a pass: about a quarter of the micro-batch. None if limits allow less than 4 positions."""
         sharing = trainer.world_size // data_parallel(trainer)[1]  # ranks that share a batch: each holds parts in training
         most = min(max(ids.size(1), ids.numel() // 4) // sharing, MOST_TOKENS)
         own = offered(pl_module, HoldsAllLogits)
@@ -144,16 +150,17 @@ class Probe:
 
 
 def cuts(count: int, length: int, number: int) -> Tensor:
-    """(R,): the first changed place of each sequence, 1 to L - 1. Over sequences and steps they are spread evenly.
+    """The first changed position of each of `count` sequences, (R,), from 1 to L - 1.
 
-    Multiples of the golden ratio, whose fractions leave no large gap (Weyl 1916).
+    Over sequences and rows (`number`), these positions are spread evenly: they follow the multiples
+    of the golden ratio, whose fractions leave no large gap (Weyl 1916).
     """
     fractions = (torch.arange(1, count + 1) + count * (number // 2)) * 0.6180339887498949 % 1
     return (1 + fractions * (length - 1)).long()
 
 
 def _all_agree(trainer: Trainer, here: bool) -> bool:
-    """Whether it is true on every rank."""
+    """Whether `here` is true on every rank. A collective."""
     if trainer.world_size == 1:
         return here
     agreed = torch.tensor(float(here), device=trainer.strategy.root_device)
@@ -163,7 +170,7 @@ def _all_agree(trainer: Trainer, here: bool) -> bool:
 
 @contextmanager
 def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
-    """Measure in the forward passes of blocks. Hooks exist only within this context."""
+    """A context in which forward passes add what is measured in blocks to `readings`. Hooks exist only within it."""
     handles = []
     with_probes: list[tuple[nn.Module, str]] = []
     for name, block in blocks.items():
@@ -191,7 +198,7 @@ def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
 
 
 def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
-    """The output of a block: (R, L, d), or a tuple that begins with it."""
+    """Add root mean square and largest absolute value of a block's output: (R, L, d), or a tuple that begins with it."""
     if (x := next(tensors_in(output), None)) is None:
         return
     x = local_part(x)
@@ -200,7 +207,7 @@ def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, outpu
 
 
 def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
-    """Hidden units of an MLP: (R, L, f)."""
+    """Add the share of dead units among the hidden units (R, L, f) of an MLP."""
     hidden = local_part(hidden)
     peaks = _largest(hidden.flatten(0, -2), dim=0)  # (f,)
     readings.mean(f"health/dead_units/{name}", (peaks <= DEAD * peaks.max()).sum(), peaks.numel())
@@ -209,7 +216,10 @@ def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
 def _of_scores(
     name: str, readings: Readings, q: Tensor, k: Tensor, *, scale: float | None = None, window: int | None = None
 ) -> None:
-    """Queries (R, H, L, h) and keys (R, K, L, h). Scores of the first sequence are computed for some queries at a time."""
+    """Add the largest attention logit of the first sequence, from queries (R, H, L, h) and keys (R, K, L, h).
+
+    The logits are computed for some queries at a time.
+    """
     q, k = local_part(q)[0], local_part(k)[0]
     scale = q.size(-1) ** -0.5 if scale is None else scale
     heads, length = q.size(0), q.size(1)
@@ -227,13 +237,13 @@ def _of_scores(
 
 
 def _largest(x: Tensor, dim: int | None = None) -> Tensor:
-    """The largest absolute value, of all or along a dimension. No copy of `x`."""
+    """The largest absolute value, of all elements or along a dimension. Makes no copy of `x`."""
     low, high = torch.aminmax(x) if dim is None else torch.aminmax(x, dim=dim)
     return torch.maximum(low.abs(), high.abs())
 
 
 def _chunks(logits: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-    """Row, positions and fp32 logits (n, V) of some positions at a time."""
+    """Yield a sequence's number, n of its positions, and their fp32 logits (n, V), until all logits were yielded."""
     step = max(1, _ELEMENTS // logits.size(-1))
     for row in range(logits.size(0)):
         for first in range(0, logits.size(1), step):
@@ -249,7 +259,7 @@ def _measure_logits(logits: Tensor, readings: Readings) -> None:
 
 
 def _measure_change(name: str, logits: Tensor, others: Tensor, judged: Tensor, readings: Readings) -> None:
-    """The largest change between (R, L, V) logits at the (R, L) places that are judged, beside the largest logit."""
+    """Add the largest change between two (R, L, V) logits where the mask (R, L) is true, divided by the largest logit."""
     size = _largest(logits).clamp(min=torch.finfo(torch.float32).tiny)
     for row, places, z in _chunks(logits):
         change = (z - others[row, places]).abs().amax(dim=-1)  # (n,)

@@ -14,7 +14,7 @@ Number = Tensor | float
 
 
 class Readings:
-    """Means and maxima by name. Adding a number makes no host synchronisation.
+    """Collects means and maxima by name. Adding a number does not synchronise the host with the device.
 
     Every rank must add the same names in the same order.
 
@@ -30,23 +30,23 @@ class Readings:
         self._roots: set[str] = set()
 
     def mean(self, name: str, total: Number, count: Number) -> None:
-        """Add to a mean. Its value is the sum of `total` over its sum of `count`, over all calls and ranks."""
+        """Add to a mean. Its value is the sum of `total` divided by the sum of `count`, both over all calls and ranks."""
         added = self._plain(total), self._plain(count)
         old = self._totals.get(name)
         self._totals[name] = added if old is None else (old[0] + added[0], old[1] + added[1])
 
     def root_mean(self, name: str, total: Number, count: Number) -> None:
-        """As `mean`; the value is the square root."""
+        """Add to a mean, as `mean` does; the value that `read` returns is the square root of the mean."""
         self._roots.add(name)
         self.mean(name, total, count)
 
     def largest(self, name: str, value: Number) -> None:
-        """Add to a maximum over all calls and ranks."""
+        """Add to a maximum: the largest `value` of all calls and ranks."""
         value, old = self._plain(value), self._largest.get(name)
         self._largest[name] = value if old is None else torch.maximum(old, value)
 
     def take(self, other: Readings) -> None:
-        """Add everything that another one has."""
+        """Add all means and maxima of other Readings."""
         for name, (total, count) in other._totals.items():
             (self.root_mean if name in other._roots else self.mean)(name, total, count)
         for name, value in other._largest.items():
@@ -58,7 +58,7 @@ class Readings:
         return torch.full((), value, dtype=self._dtype, device=self.device)
 
     def read(self) -> dict[str, float]:
-        """All values; a mean of nothing is left out. One host synchronisation, and two collectives on several ranks."""
+        """Return all values by name, without means whose `count` is 0. Synchronises with the device; a collective."""
         pairs = [each for pair in self._totals.values() for each in pair]
         sums = torch.stack(pairs) if pairs else torch.empty(0, dtype=self._dtype, device=self.device)
         largest = list(self._largest.values())

@@ -23,7 +23,7 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
     facts are about this rank's stage.
 
     Args:
-        rows: of the embedding; 0 if there is none.
+        rows: number of rows of the embedding; 0 if there is none.
     """
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     owned = {p for group in groups for p in group["params"] if p.requires_grad}
@@ -54,7 +54,7 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
 
 
 def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:
-    """The Linears of one shape whose names differ in a number only: the same layer of all blocks."""
+    """Lists of Linears that have one shape and names that differ only in numbers: the same layer of all blocks."""
     kinds: dict[tuple[str, torch.Size], list[nn.Linear]] = {}
     for name, linear in linears.items():
         kinds.setdefault((re.sub(r"\d+", "N", name), linear.weight.shape), []).append(linear)
@@ -62,12 +62,12 @@ def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:
 
 
 def _has_numbers(weight: Any) -> bool:
-    """Whether a Linear has weights as numbers: not FSDP1's, and not a quantised base."""
+    """Whether a Linear's weight is a tensor of floating-point numbers, which it is not under FSDP1 or if quantised."""
     return isinstance(weight, Tensor) and weight.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _are_fresh(linears: list[nn.Linear], root_mean_squares: Mapping[nn.Linear, float]) -> bool:
-    """Whether root mean squares differ as those of random draws do: of n weights, by a share of about 1 / sqrt(2 n)."""
+    """Whether the Linears' root mean squares differ as little as those of n random weights do: by a share of 1 / sqrt(2 n)."""
     count = local_part(linears[0].weight).numel()
     sizes = [root_mean_squares[each] for each in linears]
     if not all(local_part(each.weight).numel() for each in linears) or not all(map(math.isfinite, sizes)):
@@ -76,13 +76,13 @@ def _are_fresh(linears: list[nn.Linear], root_mean_squares: Mapping[nn.Linear, f
 
 
 def _alike(linear: nn.Linear) -> bool:
-    """Whether all units have the same weights, other than 0: they then get the same gradients, and stay alike."""
+    """Whether all output units have the same weights, not all 0. Such units get the same gradients, and so stay alike."""
     weight = local_part(linear.weight.detach())
     return len(weight) > 1 and bool((weight == weight[:1]).all() and weight.any())
 
 
 def _root_mean_square(linear: nn.Linear) -> float:
-    """Root mean square of the weights; 0 if this rank has none. The norm of weights narrower than fp32 takes a copy of them."""
+    """Root mean square of this rank's part of the weights; 0 if it is empty. Weights narrower than fp32 are copied for it."""
     weight = local_part(linear.weight.detach())
     norm = torch.linalg.vector_norm(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     return norm.item() / max(1, weight.numel()) ** 0.5

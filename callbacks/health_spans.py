@@ -24,7 +24,8 @@ _MIX = -7046029254386353131  # 2^64 / golden ratio, as int64
 def span_hashes(ids_BT: Tensor, length: int) -> Tensor:
     """A hash of each span of `length` ids: (B, T - length + 1) int64. Equal spans have equal hashes, wherever they are.
 
-    A polynomial in a fixed factor modulo 2^64, by differences of prefix sums that are scaled to a common power.
+    The hash is a polynomial in a fixed factor modulo 2^64, computed as a difference of prefix sums. Division by a power of the
+    factor makes it independent of the span's position.
     """
     steps = ids_BT.shape[1] + 1
     mixed_BT = (ids_BT.long() + 1) * _MIX
@@ -35,7 +36,7 @@ def span_hashes(ids_BT: Tensor, length: int) -> Tensor:
 
 
 def span_length(ids_BT: Tensor) -> int | None:
-    """Tokens of the spans of such sequences; None if they are too short."""
+    """Number of tokens of a span in sequences (B, T); None if spans would be shorter than SHORTEST."""
     length = min(SPAN, ids_BT.shape[1] // 2)
     return length if length >= SHORTEST else None
 
@@ -49,11 +50,11 @@ def _powers(factor: int, count: int, device: torch.device) -> Tensor:
 
 
 class ValidationOverlap:
-    """The share of spans of the validation text that have occurred in training since it was validated first.
+    """Measures the share of the validation text's spans that have occurred in training since this launch's first validation.
 
     At most 4,096 spans are remembered on a rank. Spans that the validation text has several times, such as those of a template,
-    do not count. If all ranks together have fewer than 40 spans, as with `limit_val_batches`, there is no share, because it
-    would be chance.
+    do not count. If all ranks together have fewer than 40 spans, as with `limit_val_batches`, no share is computed, because it
+    would depend on chance.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class ValidationOverlap:
         self._length: int | None = None
 
     def remember(self, ids_BT: Tensor) -> None:
-        """Spans of a batch of the first validation, side by side."""
+        """Remember the spans, one after the other, of a batch of the first validation; later validations add none."""
         length = span_length(ids_BT)
         known = sum(len(spans) for spans in self._remembered)
         if self._spans is None and known < _MOST_VALIDATED and length is not None and self._length in (None, length):
@@ -71,7 +72,7 @@ class ValidationOverlap:
             self._remembered.append(span_hashes(ids_BT, length)[:, ::length].flatten())
 
     def compare_from_now(self, device: torch.device) -> None:
-        """The validation is over. A collective, the first time."""
+        """End the first validation: gather the spans of all ranks. A collective at the first call; later calls do nothing."""
         if self._spans is not None:
             return
         mine = torch.cat(self._remembered)[:_MOST_VALIDATED].cpu() if self._remembered else None
@@ -86,7 +87,7 @@ class ValidationOverlap:
         self._remembered = []
 
     def add(self, ids_BT: Tensor) -> None:
-        """Mark the spans that occur in a training batch, at any position."""
+        """Mark the remembered spans that occur in a training batch, at any position."""
         if self._spans is None or self._found is None or self._length is None:
             return
         if ids_BT.shape[1] < self._length or not len(self._spans):
@@ -97,7 +98,7 @@ class ValidationOverlap:
         self._found.scatter_reduce_(0, at, (self._spans[at] == hashes).to(torch.uint8), "amax")
 
     def add_to(self, readings: Readings) -> None:
-        """Add the share so far; nothing before the first validation. A collective."""
+        """Add to `readings` the share so far; nothing before the end of the first validation. A collective."""
         if self._found is None or not len(self._found):
             return
         if process_count() > 1:
@@ -106,7 +107,7 @@ class ValidationOverlap:
 
 
 class RepeatedText:
-    """The shares of sequences and of spans that have occurred before on this rank."""
+    """Measures the shares of sequences and of spans that have occurred before on this rank."""
 
     def __init__(self) -> None:
         self._sequences = _Seen("health/repeated_samples", 1)
@@ -119,15 +120,16 @@ class RepeatedText:
             self._spans.add(span_hashes(ids_BT, length).flatten())
 
     def add_to(self, readings: Readings) -> None:
-        """Add the shares since the last call. Every rank adds them, also if its sequences were too short."""
+        """Add to `readings` the shares since the last call: both on every rank, even if sequences were too short for spans."""
         self._sequences.add_to(readings)
         self._spans.add_to(readings)
 
 
 class _Seen:
-    """Counts hashes that have occurred before, in a table of 65,536 (0.5 MB), which forgets old ones.
+    """Counts hashes that have occurred before, with a table of 65,536 hashes (0.5 MB): new ones overwrite old ones.
 
     Args:
+        name: name of the metric, the share of these hashes.
         sampled: one in this many hashes is counted, a power of 2. The choice depends on the tokens alone, so that a copy is
             found at any position. If one in 16 spans is counted, the table reaches back about a million tokens.
     """
@@ -139,7 +141,7 @@ class _Seen:
         self._all: Tensor | float = 0.0
 
     def add(self, hashes: Tensor) -> None:
-        """Count (N,) hashes, then remember them. One that equals the hash before it counts as seen."""
+        """Count (N,) hashes, then remember them. A hash that equals the one before it counts as having occurred."""
         if self._table is None:
             self._table = torch.zeros(_SLOTS + 1, dtype=torch.int64, device=hashes.device)
         sampled = (hashes & (self._sampled - 1)) == 0
@@ -156,7 +158,7 @@ class _Seen:
 
 
 def add_shared_to(readings: Readings, ids_BT: Tensor) -> None:
-    """Add whether a micro-batch begins with the sequence of another rank. A collective."""
+    """Add to `readings` whether this rank's first sequence is also the first one of another rank. A collective."""
     mine = span_hashes(ids_BT[:1], ids_BT.shape[1]).flatten()
     all_ranks = [torch.empty_like(mine) for _ in range(process_count())]
     dist.all_gather(all_ranks, mine)

@@ -47,10 +47,10 @@ class Histograms(Callback):
 
     Args:
         every_n_steps: optimizer steps between two histograms.
-        parameters: regular expression; a parameter is logged if it occurs in its name. null = all trained parameters.
+        parameters: regular expression; parameters in whose names it occurs are logged. null = all trained parameters.
 
     Raises:
-        UserError: every_n_steps < 1; no valid regular expression, or no name has it; several optimizers; a strategy
+        UserError: every_n_steps < 1; an invalid regular expression, or one that is in no name; several optimizers; a strategy
             that shards without DTensor; fp16 loss scaling with an optimizer that unscales by itself (fused).
     """
 
@@ -116,9 +116,9 @@ class Histograms(Callback):
 
 @torch.no_grad()
 def count_values(parts: list[Tensor | None], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Edges (n, 65) and counts (n, 65) of n tensors, of which each rank has parts. The last count: values not finite.
+    """Return bin edges (n, 65) and counts (n, 65) of n tensors. The last count is that of values that are not finite.
 
-    Counts are sums over the ranks. Bins are half open; the last one is closed.
+    Each rank passes its parts of the tensors, or None; counts are sums over the ranks. Bins are half open, except the last one.
     """
     dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
     chunks = [() if part is None or not part.numel() else part.reshape(-1).split(_CHUNK) for part in parts]
@@ -145,7 +145,7 @@ def count_values(parts: list[Tensor | None], device: torch.device) -> tuple[Tens
 
 
 def log_histograms(logger: Logger, histograms: dict[str, tuple[np.ndarray, np.ndarray]], step: int) -> None:
-    """Write (counts, edges) by tag; loggers other than TensorBoard's and W&B's get none. Call on rank 0."""
+    """Write histograms, (counts, edges) for each tag, to a logger of TensorBoard or W&B; others get none. Call on rank 0."""
     if isinstance(logger, TensorBoardLogger):
         for tag, (counts, edges) in histograms.items():
             centres = (edges[:-1] + edges[1:]) / 2

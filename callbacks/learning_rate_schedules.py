@@ -37,9 +37,10 @@ def wsd(
     decay_steps: int | None = None,
     shape: DecayShape,
 ) -> float:
-    """Warmup, then `peak`, then a decay to `final` over the last `decay_steps` (Hu et al. 2024). See :func:`decayed`.
+    """The rate of update t: warmup, then `peak`, then a decay to `final` over the last `decay_steps` (Hu et al. 2024).
 
-    Without `decay_steps`, all steps after warmup decay; a cosine is then that of Loshchilov & Hutter 2017.
+    Without `decay_steps`, all steps after warmup decay; a cosine is then that of Loshchilov & Hutter 2017. `shape` is that of
+    :func:`decayed`.
     """
     if t <= warmup_steps:
         return peak * t / warmup_steps
@@ -75,7 +76,7 @@ def _refuse_endless(schedule: type, shape: DecayShape, final_ratio: float) -> No
 
 
 def rate_curves(groups: list[dict[str, Any]], peaks: list[float]) -> dict[str, int]:
-    """The curves of rates that are logged → the parameter group of each."""
+    """Metric → index of the parameter group whose rate it is. Groups with the peak of the first group have no own metric."""
     others = (i for i, peak in enumerate(peaks) if peak != peaks[0])
     return {"lr": 0} | {f"lr/{groups[i].get('name', i)}": i for i in others}
 
@@ -100,7 +101,7 @@ class Schedule(Callback, ABC):
     Raises:
         UserError: numbers out of range; `total_steps` is None, and neither `Trainer(max_steps)` nor `Trainer(max_epochs)` and
             the data say how long the run is; several optimizers; the LightningModule also returns a learning-rate scheduler;
-            a subclass ignores its warmup.
+            the `rate` of a subclass ignores `warmup_steps`.
     """
 
     # Defaults of the class, so that the `__init__` of a subclass need not call this one.
@@ -118,7 +119,7 @@ class Schedule(Callback, ABC):
         """The learning rate of update `t` = 1, 2, … for a parameter group whose peak rate is `peak`."""
 
     def resolve(self, trainer: Trainer) -> None:
-        """Read settings of the trainer and check them. Default: nothing."""
+        """Read and check the trainer's settings that the schedule needs. Called in on_fit_start; does nothing by default."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:
@@ -189,7 +190,7 @@ def _length_of_run(trainer: Trainer, schedule: Schedule, remedy: str) -> int:
     GradientAccumulationScheduler changes the batch.
 
     Args:
-        remedy: the setting beside `max_steps` that says where the schedule ends, for the error.
+        remedy: end of the error's sentence: " or " and the other setting that says where the schedule ends, if there is one.
     """
     if trainer.max_steps != -1:
         return trainer.max_steps
@@ -264,7 +265,7 @@ class Constant(Schedule):
 
 
 class InverseSquareRoot(Schedule):
-    """The rate rises in the warmup, then is peak·√(warmup_steps/t) at step t (Vaswani et al. 2017), else peak/√t."""
+    """The rate rises in the warmup, then is peak·√(warmup_steps/t) (Vaswani et al. 2017); without warmup, peak/√t."""
 
     def rate(self, t: int, peak: float) -> float:
         if t <= self.warmup_steps:
@@ -283,8 +284,8 @@ class WSD(_Horizon):
         final_ratio: final rate / peak rate, in [0, 1]; above 0 for the exponential shape.
         total_steps: optimizer steps at which the final rate is reached; None = those of the run.
         decay_steps: optimizer steps of decay; None = `decay_fraction` of the total, rounded, at least 1.
-        decay_fraction: used when `decay_steps` is None; in (0, 1].
-        shape: of the decay.
+        decay_fraction: share of the steps that decay, in (0, 1], if `decay_steps` is None.
+        shape: form of the decay, see :func:`decayed`.
     """
 
     def __init__(
@@ -325,16 +326,16 @@ class Decay(Schedule):
 
     Use it to anneal any checkpoint, whatever its schedule was: without warmup, and without a jump of the rate. The decay
     begins at the checkpoint's step with the checkpoint's rates, one per parameter group. Both are saved, so an interrupted
-    decay can be resumed. The rate is a pure function of them and of the step, see :func:`decayed`. Without a checkpoint, it
-    begins at step 0 with the configured rates.
+    decay can be resumed. The rate is a pure function of both and of the present step, see :func:`decayed`. Without a
+    checkpoint, the decay begins at step 0 with the configured rates.
 
     Contract, in addition to :class:`Schedule`:
-        on_train_start: reads step and rates, unless the checkpoint is from an earlier part of this decay.
-        State: step and rates; plain numbers.
+        on_train_start: reads step and rates of the beginning, unless the checkpoint is from an earlier part of this decay.
+        State: step and rates of the beginning; plain numbers.
 
     Args:
         final_ratio: rate at the trainer's max_steps / rate at the beginning, in [0, 1]; above 0 for the exponential shape.
-        shape: of the decay.
+        shape: form of the decay, see :func:`decayed`.
 
     Raises:
         UserError: numbers out of range; a run of unknown length; a checkpoint whose rates are all 0.

@@ -29,15 +29,15 @@ from .log_likelihoods import LogLikelihoods, Pair, Score
 _FEWSHOT_SEED = 1234  # of the command `lm_eval`
 _GENERATED = 256  # most tokens of an answer, unless the task says it: as of `lm_eval --model hf`
 _GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
-"""Settings that an answer of the likeliest tokens may have. Others, such as num_beams, are 1 then."""
+"""Generation settings that a task may have, although answers are greedy. Any other, such as num_beams, must be 1."""
 
 
 class LmEvalTasks:
     """Tasks and groups of lm_eval, loaded without a download.
 
     Args:
-        names: of bundled tasks and groups, and YAML files.
-        limit: only the first questions of each task.
+        names: names of bundled tasks and groups, and paths of YAML files.
+        limit: number of questions, the first ones, that are used of each task. None: all.
 
     Raises:
         UserError: a task or its data are not on this machine, or the task is of a kind that cannot run here.
@@ -65,10 +65,10 @@ class LmEvalTasks:
         return list(self._loaded["tasks"])
 
     def check(self, scorer: LogLikelihoods) -> list[str]:
-        """Ask and judge every question without the model; returns the names that `scores` will have.
+        """Let lm_eval ask and judge every question with dummy answers. Returns the names that `scores` will have.
 
         Raises:
-            UserError: a question or an answer cannot be scored, as lm_eval would find after the questions before it.
+            UserError: a question or answer cannot be scored. Without this check, lm_eval would fail at it during training.
         """
         for name, task in self._loaded["tasks"].items():
             if (generated := _generation(task).get("max_gen_toks", 0)) >= scorer.length:
@@ -85,7 +85,7 @@ class LmEvalTasks:
             raise UserError(f"one of the tasks {names} fails on a question: {_described(error)}.") from error
 
     def scores(self, scorer: LogLikelihoods) -> dict[str, float]:
-        """`TASK/METRIC` of each task and group, with the names of lm_eval. A filter's name follows after an underscore."""
+        """Values by `TASK/METRIC`, or by `TASK/METRIC_FILTER` if a filter extracts the answers. All names are lm_eval's."""
         return self._evaluate(_Running(scorer))
 
     def _evaluate(self, model: LM) -> dict[str, float]:
@@ -128,14 +128,14 @@ def _described(error: Exception) -> str:
 
 
 def _generation(task: Any) -> dict[str, Any]:
-    """The settings of a task that generates text; none of another."""
+    """The generation settings of a task that generates text; an empty dict for any other task."""
     given = task.get_config("generation_kwargs") or {}
     return normalize_gen_kwargs(given, _GENERATED) if task.OUTPUT_TYPE == "generate_until" else {}
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log and the bars of lm_eval and datasets, which would break this program's."""
+    """A context without the log and the progress bars of lm_eval and datasets, which would break this program's bar."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
     levels = [logger.level for logger in loggers]
     bars = datasets.utils.logging.is_progress_bar_enabled()
@@ -153,7 +153,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Running(LM):
-    """The model that is being trained. One rank for lm_eval, because `LogLikelihoods` shares the work itself."""
+    """The model that is being trained, for lm_eval. lm_eval sees one rank, because `LogLikelihoods` shares the work itself."""
 
     def __init__(self, scorer: LogLikelihoods) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class _Running(LM):
         return [sum(next(scores).log_likelihood for _ in of_text) for of_text in windows]
 
     def _windows(self, place: str, text: str) -> list[Pair]:
-        """The parts of a text, each with the context that it is scored in."""
+        """Pairs (ids of the context, ids to score) for the parts into which a text is divided so that each fits the model."""
         ids, start = self.scorer.encode(text), self.scorer.start_ids
         if not ids:
             return []
@@ -200,7 +200,7 @@ class _Running(LM):
 
 
 class _Trial(_Running):
-    """Answers without the model, to see that every question can be asked, read and judged."""
+    """Gives dummy answers instead of the model's, to see that every question can be asked and its answer judged."""
 
     def scores(self, pairs: list[Pair]) -> list[Score]:
         return [Score(-1.0, False)] * len(pairs)

@@ -21,9 +21,9 @@ class Score(NamedTuple):
     """How likely the model finds a continuation."""
 
     log_likelihood: float
-    """Sum over its tokens, in nats."""
+    """Sum of the log-probabilities of the continuation's tokens, in nats."""
     is_greedy: bool
-    """Whether each token is the likeliest one."""
+    """Whether each token of the continuation is the likeliest one for the model."""
 
 
 Pair = tuple[list[int], list[int]]
@@ -37,7 +37,7 @@ class LogLikelihoods:
 
     Args:
         pl_module: has what `contracts.ScoresText` names.
-        batch_size: most texts of a batch on a rank.
+        batch_size: largest number of texts in a batch of one rank.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, batch_size: int) -> None:
@@ -48,11 +48,11 @@ class LogLikelihoods:
         self._prefix = [int(i) for i in getattr(tokenizer, "prefix_token_ids", [])]  # before every text
         bos, eos = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id"))
         self.start_ids = [i for i in (bos, eos) if i is not None][:1]
-        """The id that a text without a context follows; empty if the tokenizer has neither BOS nor EOS."""
+        """The context of a text that has none: the id of BOS, else of EOS; empty if the tokenizer has neither."""
         self._start_text = tokenizer.decode(self.start_ids) if self._prefix else ""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, after those with which every text starts, unless the text itself says them."""
+        """The ids of a text, after the tokenizer's `prefix_token_ids`, unless the text begins with the text of `start_ids`."""
         said = self._start_text and text.startswith(self._start_text)
         return self._plain(text) if said else [*self._prefix, *self._plain(text)]
 
@@ -60,7 +60,10 @@ class LogLikelihoods:
         return [int(i) for i in self.tokenizer.encode(text)]
 
     def pair(self, place: str, context: str, continuation: str) -> Pair:
-        """Ids of both. White space at the end of the context belongs to the continuation, where tokens begin with it.
+        """Ids of a context and of its continuation. White space at the end of the context is encoded with the continuation.
+
+        Args:
+            place: as in `require`.
 
         Raises:
             UserError: as `require`.
@@ -75,10 +78,14 @@ class LogLikelihoods:
         return pair
 
     def require(self, place: str, pair: Pair, text: str) -> None:
-        """Refuse what lm_eval's model `hf` asserts: without a token, the score would be that of certainty.
+        """Refuse a pair that cannot be scored, as lm_eval's model `hf` does: the score of no token would be that of certainty.
+
+        Args:
+            place: where the pair comes from, for the error: task and row.
+            text: the text of the continuation, for the error.
 
         Raises:
-            UserError: a continuation, which has this text and stands at this place (task and row), cannot be scored.
+            UserError: the context or the continuation has no token, or the continuation is longer than the model reads.
         """
         context, continuation = pair
         if not context:
@@ -122,7 +129,7 @@ class LogLikelihoods:
         return [Score(float(total), bool(missed < 0.5)) for total, missed in self._of_all_ranks(sums, ranks)]
 
     def _logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """(B, T, V). The model is causal, so padding on the right changes nothing."""
+        """The logits (B, T, V) of texts, the longest first. The model is causal, so padding on the right changes nothing."""
         ids = np.zeros((len(texts), len(texts[0])), dtype=np.int64)  # the first is the longest
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text

@@ -15,17 +15,17 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ._lightning import wrap
 
 RETRY_SECONDS = 30.0
-"""Time between two attempts to write again."""
+"""Time between two attempts of a failed logger to write again."""
 _PROBE = bytes(2**16)
 _METHODS = ("log_hyperparams", "log_graph", "save")
 
 
 class LoggerErrors(Callback):
-    """An OSError of a logger (full or read-only disk, deleted folder, lost connection) costs its rows, not the run.
+    """If a logger raises an OSError (full or read-only disk, deleted folder, lost connection), drops its rows and trains on.
 
     The first error is a warning. Until the logger can write again, its rows are dropped and counted. Every 30 seconds the
-    next row tests whether its folder can be written; a TensorBoardLogger then continues in a new event file. A deleted folder
-    is not made again. Errors of other kinds are raised as before.
+    next row tests whether the logger's folder can be written; if so, a TensorBoardLogger continues in a new event file. A
+    deleted folder is not made again. Errors of other kinds are raised as before.
 
     Covered: the methods of every logger, and those of TensorBoard's `logger.experiment`, whoever calls them.
 
@@ -57,7 +57,7 @@ class LoggerErrors(Callback):
 
 
 class _Guard:
-    """Around the methods of one logger.
+    """Wraps the methods of one logger, and drops its rows while it cannot write.
 
     Args:
         writes: whether this rank writes. TensorBoardLoggers of other ranks have a dummy for a writer.
@@ -80,7 +80,7 @@ class _Guard:
                 wrap(self._writer, name, self._call)
 
     def _call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method, unless the logger cannot write."""
+        """Call the method `inner`; do nothing while the logger cannot write."""
         if self._trying:  # called by the method that is tried again below
             return inner(*args, **kwargs)
         again = self.error is not None
@@ -143,6 +143,6 @@ _reporter: Callable[[threading.ExceptHookArgs], Any] = threading.excepthook
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """No traceback of the thread in which TensorBoard writes: the error is raised again by the next call, and reported."""
+    """Report a failed thread, but not an OSError of TensorBoard's writer thread: the writer's next call raises it again."""
     if not (isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"):
         _reporter(failed)

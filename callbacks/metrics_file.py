@@ -24,7 +24,8 @@ class MetricsFile(Logger):
 
     A line is like `{"step": 20, "time": 1732400000.1, "train/loss": 3.2}`: the names are those of the metrics, and `time`
     is when the first value of the line was logged, in seconds since 1970. JSON has no NaN: values that are not finite
-    are the strings "NaN", "Infinity" and "-Infinity". Values that are no numbers are left out, and metrics named step or time.
+    are the strings "NaN", "Infinity" and "-Infinity". Values that are not numbers, and metrics named step or time, are
+    left out.
 
     The values of one step are one line, which is written with one call when a value of another step is logged, and when the
     Trainer saves or finalizes its loggers. So a step can have several lines; if they repeat a name, the later value counts.
@@ -51,7 +52,7 @@ class MetricsFile(Logger):
 
     @property
     def name(self) -> str:
-        """Part of the path of Lightning's default checkpoints, which are then in `checkpoints` beside the file."""
+        """Empty, because it is a part of the path of Lightning's default checkpoints: `<folder of the file>/checkpoints`."""
         return ""
 
     @property
@@ -66,7 +67,7 @@ class MetricsFile(Logger):
         """Does nothing: the file has metrics only."""
 
     def log_graph(self, model: LightningModule, input_array: Any = None) -> None:  # type: ignore[override]
-        """Lightning calls it when a Trainer begins. Writes nothing: it notes a Trainer at step 0."""
+        """Writes nothing. Lightning calls this method when a Trainer begins: it notes a Trainer that trains from step 0."""
         trainer = model.trainer
         self._at_start = trainer if trainer.state.fn == TrainerFn.FITTING and trainer.global_step == 0 else None
 
@@ -114,7 +115,7 @@ class MetricsFile(Logger):
         self._whole, self._row = True, {}
 
     def _set_aside(self) -> None:
-        """Give the file of an earlier run a name of its own."""
+        """Rename the file of an earlier run, with a warning, if it has any content."""
         if self.path.exists() and self.path.stat().st_size:
             old = set_aside(self.path)
             rank_zero_warn(
@@ -123,7 +124,7 @@ class MetricsFile(Logger):
 
 
 def _number(value: Any) -> int | float | str | None:
-    """As JSON has it; None if it is no number."""
+    """A value as it is written in JSON: a number or a string such as "NaN". None if the value is not a number."""
     if isinstance(value, str | bytes):
         return None
     if isinstance(value, int):
@@ -138,7 +139,7 @@ def _number(value: Any) -> int | float | str | None:
 
 
 def _keep_rows(path: Path, step: float) -> None:
-    """Remove the rows after a step, and lines that are none. The file is replaced whole, or left as it is."""
+    """Remove the rows of steps after `step`, and lines that are not rows. The file is replaced whole, or left as it is."""
     if not path.exists():
         return
     with complete_file(path, path.with_name(f".{path.name}.partial")) as kept, open(path, "rb") as old:

@@ -22,7 +22,7 @@ class Question(NamedTuple):
     gold: int
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Context and continuation of each answer: a space is between them."""
+        """(context, continuation) for each possible answer: the query, and a space with the answer."""
         return [(self.query, f" {choice}") for choice in self.choices]
 
 
@@ -30,7 +30,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """The questions of a JSONL file: `{"query": "…", "choices": ["…", "…"], "gold": 0}` on each line.
 
     Args:
-        limit: only the first ones.
+        limit: number of questions, the first ones, that are read. None: all.
 
     Raises:
         UserError: the file cannot be read, or a line is not a question.
@@ -70,7 +70,8 @@ def scores(questions: Sequence[Question], log_likelihoods: Sequence[Sequence[flo
 
     Returns:
         `acc`: share of questions whose likeliest choice is right. `acc_norm`: the same with log-likelihoods per character, as
-        in lm_eval. `bits_per_byte`: of all right choices. It is smooth where accuracies are still chance.
+        in lm_eval. `bits_per_byte`: -log2 of the likelihood of all right choices per byte; it falls
+        smoothly even where accuracies are still chance.
     """
     right = right_norm = nats = size = 0.0
     for question, values in zip(questions, log_likelihoods, strict=True):

@@ -50,7 +50,12 @@ def format_count(number: float) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss", steps: int = 1) -> str:
-    """Like "loss 2.3456 (mean of 10)  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing."""
+    """Like "loss 2.3456 (mean of 10)  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing.
+
+    Args:
+        loss: name of the metric shown as loss.
+        steps: number of steps of which the loss is the mean.
+    """
     shown = ((loss, "loss", "{:.4f}" + (f" (mean of {steps})" if steps > 1 else "")), *_SHOWN)
     parts = [f"{label} {form.format(metrics[name])}" for name, label, form in shown if name in metrics]
     if "throughput/tokens_per_second" in metrics:
@@ -78,13 +83,13 @@ class TrainingProgress(_AfterSteps, ProgressBar):
     """Shows the optimizer step, loss, perplexity, learning rate, gradient norm, tokens/s and remaining time.
 
     The loss is the mean over the counted targets of all steps since the last line, where the module says the loss of a step
-    (`SaysStepLoss`), and the perplexity is e to that loss: one step's loss is noisy. `train/loss` is that of one step. A module
-    that logs no perplexity, such as one with a loss of pairs, has none here. "(mean of 9)" counts steps with a counted target.
+    (`SaysStepLoss`), because one step's loss is noisy; the metric `train/loss` is the loss of one step. The perplexity is e to
+    the shown loss, and absent if the module logs no perplexity, as with a loss of pairs. "(mean of 9)" counts the steps that
+    had a counted target.
 
     On a terminal: one bar, redrawn at logged steps and otherwise at most ten times a second, and a second bar during
     validation. Elsewhere (a log file, CI): one plain line per logged step and for the last step, and one every 30 seconds of a
-    validation. Both
-    print one line with each validation result.
+    validation. In both cases, one line is printed with the result of each validation.
 
     Reads the loss, `train/perplexity`, `lr`, `grad/norm` and `throughput/tokens_per_second` from
     `trainer.callback_metrics`; metrics that are missing there are not shown. ETA = time per step × remaining steps. The
@@ -121,11 +126,11 @@ class TrainingProgress(_AfterSteps, ProgressBar):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether this prints anything: `LightningModule.print` asks."""
+        """Whether this callback prints anything. `LightningModule.print` reads it."""
         return self._enabled
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print above the bar."""
+        """Print above the bar; if there is no bar, print as usual."""
         text = kwargs.pop("sep", " ").join(map(str, args))
         if self._bar is not None:
             self._bar.write(text, **kwargs)
@@ -169,7 +174,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
 
     def _show_rest(self, trainer: Trainer) -> None:
-        """The mean loss of the last steps, none of which was a logged one, and the last step's rate and norm, if known."""
+        """Show the mean loss of the steps since the last line, none of which was logged, and the last step's rate and norm."""
         metrics = {"train/perplexity": 0.0} if "train/perplexity" in trainer.callback_metrics else {}
         if "lr" in trainer.callback_metrics and not trainer.lr_scheduler_configs:  # torch's have set the rate of the next step
             metrics["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
@@ -188,7 +193,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._draw(step, now, text if eta is None else f"{text}  ETA {format_duration(eta)}")
 
     def _add(self, says: SaysStepLoss) -> None:
-        """Add a step's loss to the sum, on the device. Without a counted target it is NaN, and adds nothing."""
+        """Add a step's loss to the sum, on the device. Without a counted target the loss is NaN, and is not added."""
         counted = says.step_count > 0
         self._unsaid[0] = self._unsaid[0] + torch.where(counted, says.step_loss.detach() * says.step_count, 0.0)
         self._unsaid[1] = self._unsaid[1] + says.step_count
@@ -196,8 +201,8 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         self._unsaid_steps += 1
 
     def _replace_by_mean(self, metrics: dict[str, float]) -> int:
-        """Set loss and perplexity to the means since the last line, or remove them without a target. A logged step without a
-        target has no loss of its own. Returns the number of steps with targets.
+        """In `metrics`, replace the loss by its mean since the last line, and the perplexity by e to it; remove both if no
+        target counted. Returns the number of steps that had counted targets.
         """
         total, count, steps = map(float, self._unsaid)
         self._unsaid, self._unsaid_steps = [0.0, 0.0, 0.0], 0

@@ -1,11 +1,11 @@
-"""The range of a number, stated at the argument or field that it rules, and the sentence for a value outside. No torch.
+"""Ranges of numbers, stated at the arguments or fields that they limit, and the sentence about a value outside.
 
-`check_ranges` holds arguments to their Literals, too.
+`check_ranges` refuses values outside, and values that are not among those of an argument's Literal.
 
     def __init__(self, window: Annotated[int, whole(2, 10**6)] = 128) -> None:
         check_ranges(SpikeGuard, locals())
 
-What reads settings, checks them and explains them takes the range from there with `ranges_of`.
+Code that checks or explains settings gets the ranges from these annotations with `ranges_of`. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, Literal, cast, get_args, get_origin
 from .errors import UserError, refused
 
 LARGEST = 10**15
-"""Bound of numbers without a bound of their own."""
+"""Largest absolute value of numbers whose range states no bound."""
 STEPS = 10**12
-"""Bound of numbers of optimizer steps."""
+"""Upper bound of numbers of optimizer steps."""
 INT64 = 2**63 - 1
 TINY = 2.0**-126
 """The smallest normal number of float32 and bfloat16. Smaller ones are 0 where a model computes."""
 
 _SMALL = 100
-"""Up to here, a message about one bound names the other one too."""
+"""If the upper bound is at most this, a message names both bounds."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Domain:
         low, high: the ends.
         above_low, below_high: whether the end itself is excluded.
         whole: whether fractions are excluded.
-        null: whether null is allowed, for "not set". `ranges_of` takes it from the type.
+        null: whether null (None) is allowed. `ranges_of` sets it: true if the argument's type includes None.
         also: further values, such as -1 for "no end".
         fraction: a float is a share of the whole: above 0 and at most 1. The interval holds for integers.
     """
@@ -57,7 +57,7 @@ class Domain:
     fraction: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is in the domain. A value that is neither a number nor None is not."""
+        """Whether a value is in the domain. None is if `null`; other values that are no numbers are not."""
         if value is None:
             return self.null
         if isinstance(value, bool) or not isinstance(value, Real):  # also numpy's numbers
@@ -86,7 +86,7 @@ class Domain:
         return None if self.accepts(value) else f"is {shown(value)}, but must be {self.rule(value)}"
 
     def rule(self, value: Any) -> str:
-        """The rule that a refused value breaks. The rule names the bound that the value violates, and narrow bounds always."""
+        """The rule that a refused value breaks: the bound that it violates, or both bounds if the upper one is at most 100."""
         number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
         low = f"{'above' if self.above_low else 'at least'} {_written(self.low)}" if self.low > -LARGEST else ""
         high = f"{'below' if self.below_high else 'at most'} {_written(self.high)}"
@@ -111,7 +111,7 @@ class Domain:
 
 
 def shown(value: Any) -> str:
-    """A refused value as YAML writes it."""
+    """A refused value as YAML writes it, cut after 60 characters."""
     text = _flow(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -171,7 +171,7 @@ def ranges_of(cls: type) -> dict[str, Domain]:
 
 @cache
 def _choices_of(cls: type) -> dict[str, list[Any]]:
-    """The values of the arguments that have a Literal, which may be optional."""
+    """The allowed values of each argument whose type is a Literal, or a Literal or None."""
     kinds = {name: get_args(hint) if NoneType in get_args(hint) else (hint,) for name, hint in _hints_of(cls)}
     return {
         name: [*get_args(kind), *([None] if others else [])]
@@ -181,7 +181,7 @@ def _choices_of(cls: type) -> dict[str, list[Any]]:
 
 
 def _hints_of(cls: type) -> Iterator[tuple[str, Any]]:
-    """The types of the arguments of a class and its bases, the class's own last."""
+    """Yield (name, type) of each argument of the bases of a class, and then of the class itself."""
     for each in reversed(inspect.getmro(cls)):
         init: Any = vars(each).get("__init__")
         for name, hint in getattr(init, "__annotations__", {}).items():
@@ -200,10 +200,13 @@ def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str
 
 
 def check_ranges(cls: type, values: Mapping[str, Any]) -> None:
-    """Refuse the arguments of a class that are outside their ranges, or none of the values of their Literals.
+    """Refuse arguments of a class whose numbers are outside their ranges, or that have a value not in their Literal.
+
+    Args:
+        values: arguments by name; other names are ignored.
 
     Raises:
-        UserError: A sentence for each of them.
+        UserError: One sentence for each refused argument.
     """
     problems = [refused(cls, name, why) for name, why in _outside(cls, values)]
     for name, choices in _choices_of(cls).items():
@@ -215,14 +218,14 @@ def check_ranges(cls: type, values: Mapping[str, Any]) -> None:
 
 
 def _outside(cls: type, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name of the argument, value and rule of each number outside its range."""
+    """(name of the argument, its value and rule in words) for each number outside its range."""
     of_class = ranges_of(cls)
     reasons = ((name, of_class[name].why_not(each)) for name in values if name in of_class for each in _each(values[name]))
     return list(dict.fromkeys((name, why) for name, why in reasons if why is not None))
 
 
 def _each(value: Any) -> Iterator[Any]:
-    """The numbers of a value that may be a list. Text, such as "auto", is for the type to allow."""
+    """Yield a value, or the elements of a list, but no text: whether a text, such as "auto", is allowed is checked by type."""
     if isinstance(value, list | tuple):
         for one in value:
             yield from _each(one)

@@ -18,7 +18,7 @@ from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
 
 def tags_of(prompts: Sequence[str]) -> list[str]:
-    """A readable tag for each prompt: "samples/def" for "def "."""
+    """A readable tag for each prompt, none twice: "samples/def" for "def "."""
     tags: list[str] = []
     for prompt in prompts:
         name = "samples/" + (re.sub(r"[^\w.-]+", "-", prompt)[:40].strip("-.") or "prompt")
@@ -110,9 +110,9 @@ def takes_text(logger: Logger) -> bool:
 
 
 def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
-    """Write a text at an optimizer step; other loggers get none. Call on rank 0.
+    """Write a text at an optimizer step to a logger of TensorBoard, W&B or MLflow; others get none. Call on rank 0.
 
-    TensorBoard has it under its tag, W&B as a table of one row, MLflow as an artifact, a file of that name.
+    TensorBoard has it under its tag, W&B as a table of one row, MLflow as a file `<tag>/step-<step>.txt`, an artifact.
     """
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text(tag, markdown(text), global_step=step)

@@ -21,7 +21,7 @@ from .gradient_norm_and_clipping import gradient_norm, optimizer_device, refuse_
 from .ranges import STEPS, above, check_ranges, whole
 
 LEARNED = 1e-4
-"""Share of the first loss below which a loss says that the text is known by heart."""
+"""A loss below this share of the run's first loss shows that the model knows the text by heart."""
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
 
@@ -35,15 +35,15 @@ class SpikeGuard(_PutsBack):
     A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit, but not buffers that a
     forward pass writes. The trainer still counts it, so schedule and data advance. The loss is the module's `step_loss`
     (`contracts.py`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
-    over ranks, so all ranks skip the same steps. A step without targets is made if its norm is finite, and otherwise ignored.
+    over ranks, so all ranks skip the same steps. A step without targets is skipped only if its norm is not finite.
 
     The test runs on the device. Optimizers that honour `found_inf` skip the update there, without host synchronisation:
     torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and classes with an attribute `honours_found_inf = True`. Any other
-    one is not called if the step is bad: the host reads the result once a step, and on a GPU waits for the backward pass. It
-    also reads before the first good step of torch's fused SGD, which would leave its momentum uninitialised.
+    optimizer is not called if the step is bad: the host reads the result once a step, and on a GPU waits for the backward pass.
+    Until its first good step, torch's fused SGD is treated so, too, because it would leave its momentum uninitialised.
 
-    With fp16 loss scaling, a norm that is not finite while the loss is finite is an overflow, left to the scaler: it
-    is not reported, and its values do not enter the window.
+    With fp16 loss scaling, a norm that is not finite while the loss is finite is an overflow: the scaler skips
+    such a step, this callback does not report it, and its values do not enter the window.
 
     Logs, at logged steps: `spike/skipped`, the number of steps skipped since the last row. A warning names these steps, and
     their global sample numbers if the data module has `step_samples` (a range). After `max_consecutive` skipped steps in a row,
@@ -116,7 +116,7 @@ class SpikeGuard(_PutsBack):
         self._put_back()
 
         def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-            """Apply the test's result between the closure (backward and all hooks) and the update."""
+            """Run the closure (backward and all hooks), then update unless the test in a hook has found the step bad."""
             result = None
             if closure is not None:
                 with torch.enable_grad():
@@ -169,7 +169,13 @@ class SpikeGuard(_PutsBack):
             write_row(trainer, row, step)
 
     def _judge(self, values: Tensor, is_observed: Tensor, step: int, samples: range | None) -> None:
-        """Test `values`: (2,), loss and norm of this step. Without targets it has no loss. No host synchronisation."""
+        """Test whether this step is good. No host synchronisation.
+
+        Args:
+            values: (2,), loss and gradient norm of the step on this rank.
+            is_observed: 0-d bool, whether the step has counted targets, and so a loss.
+            samples: global numbers of its samples, for the report. None: unknown.
+        """
         if process_count() > 1:
             # The sum has the same bits on every rank, so all ranks get the same result without further communication.
             dist.all_reduce(values)
@@ -235,7 +241,7 @@ class SpikeGuard(_PutsBack):
 
 
 def _is_fused(optimizer: Optimizer) -> bool:
-    """Whether `found_inf` is free. Other optimizers make copies for it; on a CPU, reading the result on the host is cheaper."""
+    """Whether `found_inf` costs nothing. Unfused optimizers copy tensors for it: on a CPU, reading the result is cheaper."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 

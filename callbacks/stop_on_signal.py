@@ -42,16 +42,16 @@ class StopOnSignal(_PutsBack, _AfterSteps):
     A second SIGINT interrupts immediately (KeyboardInterrupt).
 
     The handler only sets a flag. After each optimizer step and before each validation batch, the ranks all-reduce it, so all
-    stop at the same point. On accelerators each point reads the result of the one before: nothing waits, and the stop comes one
-    point later. `min_steps` and `min_epochs` do not delay it.
+    stop at the same point. On accelerators, the result of an all-reduce is read at the next point: no rank waits, and the stop
+    comes one point later. `min_steps` and `min_epochs` do not delay the stop.
 
-    A due validation is skipped, a running one interrupted: the resumed run repeats it in full before its first step. Two kinds
-    are completed instead: at the end of an epoch, which Lightning cannot resume (unless `max_steps` ends training there), and
-    with loaders of unknown length on several ranks.
+    A due validation is skipped, a running one interrupted: the resumed run makes it in full before its first step. Two kinds
+    of validation are completed instead: at the end of an epoch, which Lightning cannot resume (unless `max_steps` ends training
+    there), and with loaders of unknown length on several ranks.
 
     For the calling program: `stopped_by` is the signal's name after an interrupted `fit`, otherwise None. Then exit with 75
     (EX_TEMPFAIL of sysexits.h: try again), but with 0 in processes that Lightning launched: if one fails, rank 0 kills itself.
-    For callbacks that save: `save_now` is True from the stop on, which is set in on_train_batch_end.
+    For callbacks that save: `save_now` becomes True in on_train_batch_end or on_validation_batch_start.
 
     A signal to a whole process group (Ctrl-C, schedulers) also reaches data loader workers, which the run still needs: give the
     loaders `worker_init_fn=ignore_signals` from this file.
@@ -174,7 +174,7 @@ class StopOnSignal(_PutsBack, _AfterSteps):
             self._validation_is_due = False
 
     def _any_signal(self) -> int:
-        """The largest signal number that any rank has received, or 0. Same result on all ranks."""
+        """The largest signal number that any rank has received, or 0; on accelerators, that of the last call. A collective."""
         if self._group is None:
             return self._received
         previous, mine = self._pending, torch.tensor(self._received)
@@ -216,8 +216,9 @@ class StopOnSignal(_PutsBack, _AfterSteps):
 def ignore_signals(worker_id: int) -> None:
     """`worker_init_fn` of a DataLoader: the worker ignores signals, and ends with its parent process.
 
-    SIGTERM from the parent itself ends it. Python sends that at its exit to every worker that is left, for example after
-    an exception in validation, and waits for it. Where the sender of a signal is not known (macOS), SIGTERM ends the worker.
+    A SIGTERM that the parent itself sends ends the worker: Python sends it at exit to all workers that are left, for example
+    after an exception in validation, and waits for them. Where the sender of a signal is not known (macOS), any SIGTERM ends
+    the worker.
     """
     for signum in _SIGNALS:
         if signum != signal.SIGTERM:

@@ -36,7 +36,7 @@ class Stragglers(_PutsBack):
         StopOnSignal removes that broadcast. Its own all-reduce once a step hides delays in the optimizer.
         Tensor and context parallelism: collectives within each layer give all ranks of a group the same time.
         FSDP1: waits in its collectives are not measured.
-    With pipeline stages (a strategy whose `pipeline_mesh` is not None) it is off, and says so once.
+    With pipeline stages (a strategy whose `pipeline_mesh` is not None) this callback is off, and says so once.
 
     On CUDA, times are those of events on the current stream.
 
@@ -71,7 +71,7 @@ class Stragglers(_PutsBack):
                     self._surround(module)
 
     def _surround(self, module: nn.Module) -> None:
-        """Register hooks before and after FSDP2's hooks that gather the module's parameters, forward and backward."""
+        """Register hooks around FSDP2's hooks that gather the module's parameters, forward and backward, to time the waits."""
         outputs: list[Tensor] = []  # of the forward pass under way
 
         def before_fsdp_hooks_the_output(module: nn.Module, args: Any, output: Any) -> None:

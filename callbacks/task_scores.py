@@ -25,7 +25,7 @@ from .stop_on_signal import StopOnSignal
 
 @contextlib.contextmanager
 def _naming_tasks() -> Iterator[None]:
-    """A mistake in a task names the setting that lists it."""
+    """A context that adds the setting `tasks` to the sentence of a UserError about a task."""
     try:
         yield
     except UserError as error:
@@ -33,11 +33,11 @@ def _naming_tasks() -> Iterator[None]:
 
 
 class TaskScores(_AfterSteps):
-    """Scores the model on tasks every `every_n_steps` steps and at the end of training, on any layout.
+    """Scores the model on tasks every `every_n_steps` steps and at the end of training, on any layout of ranks.
 
     A name that ends in `.jsonl` is a file of multiple-choice questions (`read_questions`). Any other is a task or group of the
     package lm_eval, or a YAML file of such a task. Nothing is downloaded. The scores are those of `lm_eval --model hf` on the
-    exported model, if training computes in that precision.
+    exported model, if both compute in the same precision.
 
     With EMA, the model is the one that validation measures: the average, after that callback has updated it.
 
@@ -50,13 +50,13 @@ class TaskScores(_AfterSteps):
         setup: reads files, loads tasks and their data.
         on_fit_start: checks that the module can be scored, and that its tokenizer can read every question and answer.
         on_train_batch_end: scores at due optimizer steps, and at `max_steps` if `at_end`, on every rank.
-        on_train_end: scores if `at_end` and training ended otherwise, but not after a signal (StopOnSignal).
+        on_train_end: scores if `at_end` and the last step is not scored yet, but not after a signal (StopOnSignal).
         on_validation_end, on_test_end: scores, in `trainer.validate` and `trainer.test`.
         Random state and train/eval mode are restored. The Trainer's profiler knows the work as "score_tasks".
-        State: none. Placed before the checkpoint callback, the row of a saved step has been written.
+        State: none. List it before the checkpoint callback, so that the scores of a step are logged before the step is saved.
 
     Args:
-        tasks: files and names.
+        tasks: paths of .jsonl files and YAML files, and names of lm_eval's tasks and groups.
         every_n_steps: optimizer steps between two evaluations; null = only at the end.
         at_end: score the final model, too.
         limit: only the first questions of each task; null = all.
@@ -192,7 +192,7 @@ class TaskScores(_AfterSteps):
         return row if self._lm_eval is None else row | self._lm_eval.scores(scorer)
 
     def _pairs(self, scorer: LogLikelihoods) -> list[Pair]:
-        """The query and each choice of all files."""
+        """The ids of the query and of a choice, for each choice of each question of all files."""
         rows = [(f"task {name}, row {i}", row) for name, rows in self._files.items() for i, row in enumerate(rows, start=1)]
         return [scorer.pair(place, *texts) for place, row in rows for texts in row.pairs()]
 

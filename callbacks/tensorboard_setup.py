@@ -50,7 +50,7 @@ CHARTS = {
         "peak memory (GB)": "^memory/peak_gb$ ^plan/peak_gb$",
     },
 }
-"""Category → title of a chart → its tags."""
+"""Category → title of a chart → regular expressions of its tags, separated by spaces."""
 
 
 class TensorBoardPage(Callback):
@@ -111,10 +111,10 @@ class TensorBoardPage(Callback):
 
 
 def tensorboard_logger(run_dir: Path, resume_step: int | None) -> TensorBoardLogger:
-    """Event files in `run_dir` itself, behind those of earlier launches.
+    """The logger that writes event files into `run_dir` itself, beside those of earlier launches.
 
     Args:
         resume_step: the optimizer step from which training is resumed. Rows of later steps, which an interrupted run wrote
-            after its checkpoint, are removed. None: every row is.
+            after its checkpoint, are removed. None: all rows of earlier launches are removed.
     """
     return TensorBoardLogger(save_dir=run_dir, name="", version="", purge_step=0 if resume_step is None else resume_step + 1)

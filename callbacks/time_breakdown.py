@@ -176,7 +176,7 @@ class TimeBreakdown(_PutsBack):
 
 
 class _HostClock:
-    """The time of the host."""
+    """Takes times from the host's clock."""
 
     activity = ProfilerActivity.CPU
 
@@ -193,7 +193,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """The time at which a device reaches the current end of its queue, read later."""
+    """Takes times from CUDA events: the time when the device has done all work queued so far, which is read later."""
 
     activity = ProfilerActivity.CUDA
 
@@ -216,7 +216,7 @@ class _DeviceClock:
 
 
 def clock_of(device: torch.device) -> _HostClock | _DeviceClock:
-    """The clock for work on a device."""
+    """The clock that times work on a device: CUDA events, or the host's clock for any other device."""
     return _DeviceClock(device) if device.type == "cuda" else _HostClock()
 
 
@@ -224,9 +224,9 @@ Interval = tuple[int, int]  # begin and end, ns since the epoch
 
 
 def _intervals(events: Iterable[Any], *, on_device: bool) -> tuple[list[Interval], list[Interval]]:
-    """The times of collectives, and of computation, from the events of a torch.profiler.
+    """The intervals of collectives, and those of computation, from the events of a torch.profiler.
 
-    On a device: its kernels and copies. On the host: only innermost operators, because outer ones may contain waits.
+    If `on_device`, the device's kernels and copies count; else the host's innermost operators: outer ones may contain waits.
     """
     collectives: list[Interval] = []
     computing: list[Interval] = []

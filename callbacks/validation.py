@@ -1,4 +1,4 @@
-"""Validation by optimizer steps."""
+"""Runs validation after numbers of optimizer steps, not of micro-batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ValidateEvery(Callback):
     Contract:
         setup: refuses other settings that trigger validation; makes EarlyStopping check after validation.
         on_train_start: sets `val_check_batch` for the resumed step, so that Lightning does not repeat a validation that its
-            checkpoint has seen. One that was due after the save, which Lightning would skip, runs first.
+            checkpoint has seen. A validation that was due when its step was saved, and that Lightning would skip, runs first.
         on_train_batch_start: sets `val_check_batch` for this micro-batch.
         State: none; a pure function of the step.
 

@@ -75,7 +75,7 @@ class TrainedModel(nn.Module):
             run: the run folder.
             ckpt_path: last, best, or the path of a checkpoint.
             device: cpu, cuda, …; auto: a GPU if there is one.
-            ema: take the average of the weights instead of the weights.
+            ema: load the average of the weights that EMA kept instead of the weights.
 
         Raises:
             UserError: There is no such run or checkpoint, or its files are damaged or do not fit together.
@@ -89,11 +89,13 @@ class TrainedModel(nn.Module):
         self.eval()
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits (B, T, V) of ids (B, T) of any integer dtype: the tokenizer's are numpy's uint8 or uint16."""
+        """Logits (B, T, V) of ids (B, T). The ids may have any integer dtype, also the uint8 or uint16 of a tokenizer's ids."""
         return self.model(input_ids.long())
 
     def generate(self, prompt: str, *, max_new_tokens: int = 200, sampling: Sampling | None = None) -> str:
-        """The prompt and its continuation. `sampling`: a `lit_llm.Sampling(temperature=…, top_k=…, top_p=…, seed=…)`.
+        """The prompt and its continuation.
+
+        `sampling`: a `lit_llm.Sampling(temperature=…, top_k=…, top_p=…, seed=…)`. None: the defaults of that class.
 
         Raises:
             UserError: The run has no tokenizer.

@@ -1,4 +1,4 @@
-"""The trainings that are compared: each layout of N devices, with each value of each setting."""
+"""The trainings whose losses are compared with those of one process: each layout of N devices, with each value of each axis."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ AXES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("AdamW", "Muon"),
 }
 PLAIN = tuple(values[0] for values in AXES.values())
-"""The first value of each axis. Every layout is tried with these, and must pass: it is required."""
+"""The first value of each axis. Every layout is trained with these values, in a required check."""
 SETTINGS = (
     ("bf16-mixed", False, "full", "Muon"),
     ("bf16-true", False, "attention", "AdamW"),
     ("32-true", False, "cheap", "Muon"),
     ("bf16-mixed", True, "none", "AdamW"),
 )
-"""Further values of the axes, which every layout is tried with: each value of an axis occurs once."""
+"""Further combinations of values with which every layout is trained. `PLAIN`, these and `FLOAT8` use all values of AXES."""
 FLOAT8 = ("float8", True, "none", "AdamW")
 TOLERANCES = {"32-true": 1e-5, "bf16-mixed": 2**-7, "bf16-true": 2**-7, "float8": 2**-6}
 """Relative tolerances of a loss. fp32: sums in another order over 20 steps. bf16: two units of its 8 bits. float8: 4 bits."""
 
 
 def layouts(devices: int) -> dict[str, dict[str, Any]]:
-    """Name → strategy and size of the model, as settings of `training.train`. Layouts of experts have a model with experts."""
+    """Name of each layout → its strategy and size of the model, as arguments of `training.train`.
+
+    Layouts with "experts" in the name have a model with experts.
+    """
     sparse: dict[str, Any] = {"size": "experts"}
     if devices == 1:
         return {"one": {"strategy": "auto"}, "one-experts": {"strategy": "auto", **sparse}}
@@ -52,7 +55,10 @@ def layouts(devices: int) -> dict[str, dict[str, Any]]:
 
 
 def cells(devices: int, *, float8: bool) -> dict[str, dict[str, Any]]:
-    """Name → settings of `training.train`. Plain cells come first, then eager ones: a small budget shows more of these."""
+    """Name of a check → the job with the arguments of `training.train`, for each layout and combination of values (a cell).
+
+    Cells with the values `PLAIN` come first, then those without compilation, so that a small budget suffices for them.
+    """
     jobs = {}
     for values in [PLAIN, *SETTINGS, *([FLOAT8] if float8 else [])]:
         cell = dict(zip(AXES, values, strict=True))

@@ -1,4 +1,4 @@
-"""Checks, their outcomes, and the certificate. No torch."""
+"""Checks, their outcomes, and the certificate. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Check:
-    """One promise in one case.
+    """A test of a promise in one case.
 
     Args:
-        jobs: names of the jobs whose results `judge` gets, in this order.
+        jobs: names of the jobs whose results are the arguments of `judge`, in this order.
         judge: returns a figure, or the reason why there is none.
         required: whether the check fails if it is skipped.
     """
@@ -52,6 +52,7 @@ class Group:
     """Checks that share jobs.
 
     Args:
+        promise: what the library promises, in words.
         starts: for each start of processes: their number, and the jobs by name that they run one after another.
         unless: why this machine can run none of the checks; empty if it can.
     """
@@ -89,6 +90,7 @@ def run_checks(
     """(outcomes of all checks, or of those that `only` names; why the run of checks ended early, or None).
 
     Args:
+        seconds: the time after which no further job is started.
         on_outcomes: called with the outcomes of each group as soon as they are known.
         elsewhere: the checks of other numbers of devices, for messages.
 
@@ -131,7 +133,7 @@ def _needed(outcome: Outcome) -> Outcome:
 
 
 def _has(name: str, word: str) -> bool:
-    """Whether `word` is a check's name, or its first parts."""
+    """Whether `word` is a check's name, or the first of the parts that "/" separates in it."""
     return f"{name}/".startswith(f"{word}/")
 
 
@@ -140,7 +142,7 @@ def _is(check: Check, word: str) -> bool:
 
 
 def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
-    """(results of jobs by name, why a process ended by itself or ""). If a job fails, new processes run the jobs after it."""
+    """(job → its result; why a process ended by itself, "" if none did). If a job fails, new processes run the later jobs."""
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         for ranks, jobs in group.starts:
@@ -183,7 +185,10 @@ def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why
 
 
 def summary(outcomes: list[Outcome], machine: str) -> str:
-    """The headline: how many required checks passed, and how many of all that are judged. "In part": some are skipped."""
+    """The headline: how many of the required checks passed, and how many of all but those that are only recorded.
+
+    "Certified in part" means that checks were skipped, "NOT certified" that one failed or none passed.
+    """
     counts = Counter(each.outcome for each in outcomes)
     verdict = "certified in part" if counts["skipped"] else "certified"
     verdict = "NOT certified" if counts["failed"] or not counts["passed"] else verdict
@@ -197,7 +202,7 @@ KINDS = ("kind", "passed", "required", "failed", "skipped", "recorded", "largest
 
 
 def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A row of `KINDS` for each kind, which is the first word of a check's name. `required`: how many of these passed."""
+    """For each kind of check (first word of a name) a row with the columns `KINDS`. "required": passed of required checks."""
     rows = []
     for kind in dict.fromkeys(each["name"].partition("/")[0] for each in checks):
         of_kind = [each for each in checks if each["name"].partition("/")[0] == kind]
@@ -213,7 +218,7 @@ def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def certificate(outcomes: list[Outcome], machine: dict[str, Any], ended: str | None, said: str) -> dict[str, Any]:
-    """The certificate's content. `said` is the last line."""
+    """The certificate's content. `said`: the headline by `summary`; `ended`: why the checks ended early, or None."""
     checks = [{**asdict(each), "reproduce": _command(each.name, machine["devices"])} for each in outcomes]
     return {"format": FORMAT, "said": said, "machine": machine, "ended_early": ended, "checks": checks}
 

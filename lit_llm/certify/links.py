@@ -1,4 +1,4 @@
-"""Speeds of links between devices, and of the disk."""
+"""Jobs that measure the speeds of links between devices, and of the disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dimensions(devices: int) -> dict[str, int]:
 
 
 def links(folder: Path, *, ranks: int, accelerator: str, mb: int) -> dict[str, float]:
-    """GB/s that a device sends in an all-reduce along each dimension of a mesh; median of five."""
+    """GB/s that a device sends in an all-reduce of `mb` megabytes along each dimension of a mesh; median of five."""
     dist.init_process_group("nccl" if accelerator == "cuda" else "gloo")
     sizes = dimensions(ranks)
     mesh = init_device_mesh(accelerator, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -51,6 +51,7 @@ def disk(folder: Path, *, ranks: int, accelerator: str, place: str, mb: int) -> 
 
     Args:
         place: the folder whose disk is measured. Nothing stays there.
+        mb: megabytes of the checkpoint.
     """
     path, size = Path(place) / f".certify-{os.getpid()}", mb * 10**6
     content = {"state_dict": {"weight": torch.rand(size // 4)}, "global_step": 1}

@@ -17,7 +17,7 @@ from typing import Any
 from lit_llm.core.errors import UserError
 
 Job = dict[str, Any]
-"""`do`, a key of `_work`'s table, and arguments of that function."""
+"""A call of a function: `do` is a key of the table in `_work`, which names the function; the other keys are its arguments."""
 _GRACE = 60.0
 """Seconds that the running job may still take when the time is over."""
 
@@ -25,9 +25,10 @@ _GRACE = 60.0
 def run_ranks(
     folder: Path, ranks: int, accelerator: str, jobs: dict[str, Job], seconds: float
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """(results by job, of rank 0 or of a rank on which the job failed; why a process ended by itself, "" if none did).
+    """(job → its result on rank 0, or on a rank on which the job failed; why a process ended by itself, "" if none did).
 
-    A result has `found`, `refused` (a UserError) or `failed`. A job for which the time does not suffice has no result.
+    A result has one of the keys `found` (what the job returned), `refused` (the text of a UserError) and `failed` (another
+    error). A job for which the time does not suffice has no result.
     """
     from lit_llm.certify.training import write_text  # imports torch and Lightning once, here, instead of in each process
 
@@ -68,7 +69,7 @@ def run_ranks(
 
 
 def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
-    """Fork a process that calls `work`, and return its id. A terminal's Ctrl-C does not reach it: the command ends it."""
+    """Fork a process that calls `work`, and return its id. Ctrl-C does not reach the process: the command must end it."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
@@ -126,7 +127,7 @@ def _write(folder: Path, rank: int, result: dict[str, Any]) -> None:
 
 
 def _results(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results that rank 0 wrote, or a rank on which a job failed. Half-written lines are left out."""
+    """Job → the result that rank 0 wrote, or the error that another rank wrote. Half-written lines are left out."""
     results: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("results-*.jsonl")):
         for each in map(json.loads, path.read_text().rpartition("\n")[0].splitlines()):

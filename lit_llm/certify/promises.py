@@ -15,7 +15,8 @@ HOW: dict[str, dict[str, Any]] = {"whole": {}, "sharded": {"sharded": True}, "as
 STEPS, KILLED_AT = 8, 7  # saved after 3 and 6; an asynchronous save at 6 waits for that at 3, so one is complete
 SAVED_AT, CONTINUED_TO = 3, 6
 MEMORY_TOLERANCE = {"cpu": 0.03, "cuda": 0.1}
-"""On a CPU the planner counts tensors, some of which gloo's threads free later. On a GPU it also estimates kernels' memory."""
+"""Largest relative difference of planned and measured memory. On a CPU, gloo's threads free some tensors late. On a GPU, the
+plan estimates the memory of kernels, too."""
 TRAFFIC_TOLERANCE = 0.01  # the plan leaves out single numbers: sums of losses and norms
 LINK_TOLERANCE = 2.0  # only large messages reach the bandwidths of data sheets
 SPEED_TOLERANCE = 1.05
@@ -60,7 +61,7 @@ def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None 
 
 
 def difference(losses: dict[str, float], expected: dict[str, float], first: int = 1) -> float:
-    """The largest relative difference of two runs' losses from step `first` on; infinite if their steps differ."""
+    """The largest relative difference of two runs' losses from step `first` on: infinite if steps differ, NaN for NaN loss."""
     expected = {step: value for step, value in expected.items() if int(step) >= first}
     if losses.keys() != expected.keys() or not expected:
         return float("inf")
@@ -73,7 +74,9 @@ def _is_plain(job: Found) -> bool:
 
 
 def _losses(devices: int, jobs: Jobs) -> Group:
-    """Compare each cell with one process of the same precision and optimizer, without compilation and recomputation."""
+    """Compare the losses of each training in `jobs` with those of one process of the same precision and optimizer, without
+    compilation and recomputation.
+    """
     alone: Jobs = {}
     checks = []
     for name, job in jobs.items():
@@ -92,7 +95,7 @@ def _same_losses(job: dict[str, Any], result: Found, alone: Found) -> Figure | s
 
 
 def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
-    """Check that a run whose processes were all killed continues from its newest checkpoint."""
+    """Check that a run whose processes were all killed continues from its newest checkpoint. `how`: a key of `HOW`."""
     job = {"do": "train", **layout, "steps": STEPS, **HOW[how]}
     killed = {"killed": {**job, "save": "saved", "kill_at": KILLED_AT}}
     starts = ((devices, killed), (devices, {"straight": job, "resumed": {**job, "resume": "saved"}}))
@@ -107,7 +110,9 @@ def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
 
 
 def _cross(devices: int) -> Group:
-    """Continue a checkpoint of each layout in the next layout of the same model. It has shards if the layout can write them."""
+    """Continue a checkpoint of each layout in the next layout of the same model. The checkpoint is sharded if its layout can
+    write shards.
+    """
     of, train = layouts(devices), {"do": "train", "steps": CONTINUED_TO}
     size = {name: of[name].get("size", "tiny") for name in of}
     alone: Jobs = {f"straight {each}": {**train, "size": each} for each in dict.fromkeys(size.values())}

@@ -60,7 +60,7 @@ LEARNING_RATE = 3e-3  # higher, and AdamW amplifies rounding: 8e-6 after 9 steps
 
 
 class Losses(Callback):
-    """Keeps the loss and the end of every logged step, and kills the process after step `kill_at`."""
+    """Keeps the loss of every logged step and the time at which the step ended, and kills the process after step `kill_at`."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.losses, self.ends = dict[int, float](), list[float]()
@@ -103,17 +103,23 @@ def train(
     ramp: tuple[int, int] | None = None,
     watch: str | None = None,
 ) -> dict[str, Any]:
-    """Train on the text that all jobs share. Return the loss of each step, and the measurements of `watch`.
+    """Train on the text that all jobs share.
+
+    Return the loss of each logged step, the median time of a step, the numbers of compiled graphs and of graph breaks, and the
+    measurements of `watch`.
 
     Args:
+        strategy: a strategy's name, or the arguments of MeshStrategy.
+        size: a key of `SIZES`, the model.
         micro_batch: sequences of a micro-batch. None: half of a rank's batch, so that gradients are accumulated.
-        save: folder for a checkpoint after every third step.
+        batch: sequences of a step.
+        save: folder for a checkpoint after every third step. None: no checkpoint.
         sharded: whether all ranks write parts of a checkpoint.
         background: whether checkpoints are written in the background.
         resume: the folder whose newest good checkpoint is continued.
         kill_at: the step after which each rank kills itself.
         ramp: (sequences of a batch at the start, sequences after which batches grow). With a ramp, there are validations, too.
-        watch: a key of `WATCHES`.
+        watch: a key of `WATCHES`, the measurement.
 
     Raises:
         UserError: The device does not support the settings.

@@ -36,11 +36,11 @@ from lit_llm.training.language_model import LanguageModel
 
 STEP = "a step that is measured"
 FEW = 2
-"""Number of steps before the first measured step: they make the optimizer's state, and compile."""
+"""Number of steps before the first measured step. In these the optimizer's state is created and the model compiled."""
 
 
 class Watch(Callback):
-    """Watches a training within a `with` block; `figures` has the measurements afterwards."""
+    """Measures a training within a `with` block; afterwards `figures` has the results. This base class measures nothing."""
 
     def __init__(self) -> None:
         self.figures: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class PlanWatch(Watch):
     CPU, it follows from the tensors at the start of a step and the allocator's log, and the lowest peak of the steps counts,
     because gloo's threads may free sent tensors late.
 
-    The plan gives each expert the same number of tokens, and so does this training.
+    The plan assumes that each expert gets equally many tokens. So this class assigns experts to tokens in turn.
     """
 
     def __enter__(self) -> None:
@@ -155,7 +155,7 @@ def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
 
 
 class GraphsWatch(Watch):
-    """Generates text after each validation. The text grows beyond the context, so generation runs at many lengths."""
+    """Generates text after each validation, so that compiled code runs at many lengths, also beyond the context."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModel)
@@ -181,7 +181,10 @@ class WaitsWatch(Watch):
 
 
 class SpeedWatch(Watch):
-    """Runs the step of a plain PyTorch loop with the same block after each step of the Trainer, so that load affects both."""
+    """After each step of the Trainer, times the step of a plain PyTorch loop on a model of its own with the same settings.
+
+    The steps alternate so that other load on the machine affects both alike.
+    """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settings = settings_of_trainer(trainer, pl_module)

@@ -20,7 +20,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.lora import LoRAConfig, merged_weights
 
 LORA, BASE = "lora", "base"
-"""Keys in a checkpoint."""
+"""The keys in a checkpoint of the adapters' settings and of the record of their base."""
 
 PUT_BACK = "put those weights, or a link to them, back there"
 
@@ -88,7 +88,7 @@ def saved_weights(
         base: where the base weights of a LoRA run are; None: where they were in training.
         verify: whether to verify the base's checkpoint first.
         base_can_be_named: `can_be_named` of `base_checkpoint`.
-        average: the flag that asks for the average of the weights instead; None: the weights.
+        average: None for the weights. For their average instead: the flag by which the user asked for it, for messages.
 
     Raises:
         UserError: base weights are missing, damaged, or not the ones used in training; `base` is given, but the checkpoint has
@@ -129,7 +129,7 @@ EMA_HELP = "the average of the weights that the run kept (--ema EMA) instead of 
 
 
 def average_problem(content: Mapping[str, Any], checkpoint: Path, flag: str) -> str | None:
-    """A sentence if a checkpoint has no average of the weights, for which `flag` asks; None if it has one."""
+    """A sentence if a checkpoint has no average of the weights; None if it has one. `flag` is the flag that asks for it."""
     if AVERAGE in content:
         return None
     return f"{checkpoint} holds no average of the weights: train with --ema EMA, or leave out {flag}"

@@ -32,7 +32,7 @@ TRAINING = ("moe.balance", "moe.sequence_balance", "moe.z_loss", "dropout", "mas
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
-    """The settings that a checkpoint stores, as plain values. For a custom model: `SETTINGS`, its class and arguments."""
+    """The model settings that a checkpoint stores, as plain values. For a custom model: `SETTINGS`, class and arguments."""
     if architecture is None:
         return asdict(model)
     return {name: getattr(model, name) for name in SETTINGS} | {"architecture": asdict(architecture)}
@@ -44,7 +44,7 @@ def same_class(saved: str, now: str) -> bool:
 
 
 def saved_architecture(content: dict[str, Any]) -> Architecture | None:
-    """The model class of a checkpoint of lit_llm; None for a GPT."""
+    """The custom model, its class and arguments, whose weights a checkpoint of lit_llm holds; None for a GPT."""
     saved = content["model_config"].get("architecture")
     return None if saved is None else Architecture(**saved)
 
@@ -144,7 +144,10 @@ def model_changes(
 
 
 def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
-    """Why the optimizer's state does not fit, although the weights do: with a base width or depth, it has other groups."""
+    """Why the checkpoint's optimizer state does not fit, although its weights do; empty if it fits.
+
+    With a base width or depth, the optimizer has other parameter groups.
+    """
     had = any(saved.get(name) is not None for name in BASES)
     if had == (model.size_ratios is not None):
         return []
@@ -153,7 +156,10 @@ def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
 
 
 def _changed_settings(saved: dict[str, Any], model: GPTConfig) -> list[tuple[str, Any, Any]]:
-    """(name, saved value, current value) of each setting that matters and differs. Null ids follow the data."""
+    """(name, saved value, current value) of each setting that differs, but those of `INITIAL`, which matter before training.
+
+    A `vocab_size` or `eos_id` that is null now follows the data, so it is no difference.
+    """
     before, now = _flat(saved), _flat(asdict(model))
     same = {*INITIAL, *(name for name in ("vocab_size", "eos_id") if now[name] is None)}
     return [(name, before[name], value) for name, value in now.items() if before.get(name, value) != value and name not in same]

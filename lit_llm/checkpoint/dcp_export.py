@@ -23,7 +23,7 @@ from lit_llm.checkpoint.sharded import TensorOnDisk
 def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
     """Write a checkpoint to `folder`, which must be empty or new; returns the number of tensors.
 
-    `dcp.load` finds them under the same nested keys. DCP joins keys by dots, and turns the numbers of parameters into text.
+    `dcp.load` finds the tensors under the nested keys of `checkpoint`. DCP joins keys by dots, and writes numbers as text.
 
     Only one tensor at a time is in memory. So each tensor has its own file, because torch's writer keeps all tensors of a file
     until that file is written. One more file has all other values.

@@ -133,7 +133,7 @@ def _together(group: Any, work: Callable[[], T]) -> list[T]:
 
 
 def remove(path: str | Path) -> None:
-    """Delete a checkpoint, folder or file. If the process is killed meanwhile, no incomplete checkpoint has the name.
+    """Delete a checkpoint, a folder or a file. If the process is killed meanwhile, no incomplete checkpoint is left at `path`.
 
     Raises:
         OSError: The checkpoint cannot be renamed, for example on a read-only disk.
@@ -258,7 +258,7 @@ def damage(path: str | Path, *, shards: bool = True) -> str | None:
 
 
 def damage_before_load(path: str | Path, *, ranks: int) -> str | None:
-    """`damage` of a checkpoint that the user named. If several `ranks` will load it, they hash its shards, not this function.
+    """`damage` of a checkpoint that the user named. If several ranks will load it, they hash its shards when they load it.
 
     A checkpoint that is recorded as damaged may have been repaired, so its shards are hashed here, whatever `ranks` is.
     """

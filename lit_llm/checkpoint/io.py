@@ -30,7 +30,8 @@ class FolderCheckpointIO(CheckpointIO):
     as `storage_options`.
 
     Args:
-        verified: A checkpoint that rank 0 has verified already. If there are several ranks, its shards are not verified yet.
+        verified: A checkpoint that rank 0 has verified, so `load_checkpoint` does not repeat it. Shards that several ranks
+            load are excepted: the ranks always hash them in `load_checkpoint`.
     """
 
     def __init__(self, verified: str | Path | None = None) -> None:
@@ -44,7 +45,7 @@ class FolderCheckpointIO(CheckpointIO):
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
         """How the last save to `path` ended: True on disk, False failed (and reported), None still being written.
 
-        For the main thread of rank 0. With `wait` the result is never None.
+        For the main thread of rank 0. With `wait` it waits for a save in the background, and never returns None.
         """
         return Path(path) not in self._failed and Path(path).exists()
 
@@ -113,8 +114,8 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
     """Writes the same checkpoints in one background thread: training waits only for a copy to host memory.
 
     The copy needs host memory of the size of one checkpoint, which the next save reuses. A save waits for the save before it.
-    Errors are raised on the main thread, in the next call of any method. Lightning calls `teardown` when a run ends in any
-    way; it waits for the thread.
+    Errors are raised on the main thread, in the next call of any method. `teardown`, which Lightning calls when a run ends in
+    any way, waits for the thread.
 
     Args:
         processes_to_fit: Save in the foreground, with a warning, if at the first save the copies of this many processes on one

@@ -29,7 +29,7 @@ def load_model(checkpoint: Path, device: str = "cpu", *, base: Path | None = Non
 
     Args:
         base: Where the base weights of a LoRA run are; None: where they were in training.
-        average: the average of the weights, which EMA keeps, instead of the weights.
+        average: whether to load the average of the weights, which EMA keeps, instead of the weights.
 
     Raises:
         UserError: The checkpoint is missing, damaged or from another program; it has no average; its model class is missing or
@@ -59,7 +59,7 @@ def load_weights(model: nn.Module, checkpoint: Path, *, average: bool = False) -
 
     Args:
         model: with a pipeline, the whole model, with the other ranks' layers on the meta device.
-        average: the average of the weights, which EMA keeps, instead of the weights.
+        average: whether to load the average of the weights, which EMA keeps, instead of the weights.
 
     Raises:
         UserError: A shard is damaged, the weights belong to another model, or the base of a LoRA run or the average is missing.

@@ -28,7 +28,12 @@ DAMAGED = "damaged.json"
 
 
 def make_manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint with these files. `folder` has the run's earlier checkpoints."""
+    """The manifest of a checkpoint that is being written.
+
+    Args:
+        files: name → bytes and sha256 of each of its files.
+        folder: the folder with the run's earlier checkpoints, from whose manifests the number of the save follows.
+    """
     # A counter of saves decides which checkpoint is newest. Clocks can go back. Steps can, too: a run that was resumed from an
     # early step on purpose must not continue from a later step of its earlier course.
     serial = 1 + max((m["serial"] for p in folder.glob("*.ckpt") if (m := intact_manifest(p)) is not None), default=0)

@@ -50,7 +50,11 @@ def replaced(tree: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
 
 
 def take_out(tree: Any, plain: Callable[[str], bool]) -> tuple[Any, dict[str, Tensor]]:
-    """Take distributed tensors, and those whose name is `plain`, out of `tree`: (tree with placeholders, tensors by name)."""
+    """Take tensors out of `tree`: all distributed ones, and plain ones if `plain` is true of the name.
+
+    Returns:
+        The tree with placeholders, and the tensors by name.
+    """
     tensors: dict[str, Tensor] = {}
 
     def leaf(name: str, value: Any) -> Any:

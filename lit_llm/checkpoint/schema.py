@@ -13,7 +13,8 @@ from lit_llm.checkpoint.placeholders import PLACEHOLDER, is_placeholder, leaves
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind: int (from 0 on), dict (keys are texts), a class, a dict or list of kinds, a predicate."""
+    """Whether a value is of a kind: int (from 0 on), dict (keys are texts), another class, a dict of kinds for required keys,
+    a list with the kind of its elements, or a predicate."""
     if kind is int:
         return type(value) is int and 0 <= value < 2**63
     if kind is dict:

@@ -38,7 +38,7 @@ def verify_shards_together(checkpoint: Path) -> None:
 
 
 def share(shards: list[str], rank: int, ranks: int) -> list[str]:
-    """The shards that a rank hashes: its own shard if as many ranks wrote the checkpoint, and else a run of consecutive ones.
+    """The shards that a rank hashes: its own shard if as many ranks wrote the checkpoint, and else some consecutive shards.
 
     A rank of another layout mostly reads consecutive shards. Every shard is in the share of exactly one rank.
     """

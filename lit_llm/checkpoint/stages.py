@@ -39,7 +39,10 @@ class Stages:
         return dist.get_rank(self.group)
 
     def merge(self, rest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """(`rest` with the placeholders of all ranks, tensor name → the rank that writes it). Called on all ranks."""
+        """(`rest` with the placeholders of all ranks, tensor name → the rank that writes it). Called on all ranks.
+
+        `rest` is this rank's checkpoint with placeholders.
+        """
         staged = {key: rest[key] for key in STAGED if key in rest}
         gathered: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(gathered, staged, group=self.group)
@@ -57,7 +60,7 @@ class Stages:
         return rest | merged, writers
 
     def bring_to_first(self, tensor: Tensor | None, rank: int, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
-        """Return the `tensor` of `rank` on the pipeline's first rank, and None on its other ranks. Called on all its ranks."""
+        """Send the `tensor` of `rank` to the pipeline's first rank. Returns it there, and None elsewhere. A collective."""
         if self.rank == rank:
             assert tensor is not None
             if rank == 0:

@@ -1,4 +1,4 @@
-"""Clean inputs in one process: each document passes the rules, then the search for duplicates. Documents that are kept are
+"""Clean inputs in one process: each document passes the rules, then the search for duplicates. The documents that remain are
 written to a folder."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lit_llm.ingest.readers import DocumentReader
 
 
 class _Lines(ExitStack):
-    """Write documents to ``part-00000.jsonl``, …: files of about ``JOB_BYTES``, so that workers of `prepare` can share them."""
+    """Writes documents to ``part-00000.jsonl``, …: files of about ``JOB_BYTES``, which workers of `prepare` can share."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ def clean(inputs: Sequence[Input], settings: CleanSettings, out: Path, *, progre
     """Write ``part-00000.jsonl``, …, ``report.json`` and ``removed.jsonl`` into ``out``, and return the counts.
 
     Args:
-        inputs: their documents are written in this order.
+        inputs: the inputs, in the order in which their documents are written.
         out: an existing folder.
 
     Raises:
-        UserError: A source cannot be read as text, or no document is left.
-        OSError: The disk refused.
+        UserError: A source cannot be read as text, or the rules remove every document.
+        OSError: The disk is full, or refuses otherwise.
     """
     progress, tally = progress or ProgressLog(), Tally()
     steps, finders = steps_of(settings), finders_of(settings)

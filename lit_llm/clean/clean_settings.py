@@ -10,17 +10,17 @@ from lit_llm.core.number_domain import at_least, ranges_of, whole
 from lit_llm.ingest.readers import ReadSettings
 
 SHORTEST = 8
-"""A document of ``against`` with fewer words is not searched for. The number is GPT-3's smallest n: shorter phrases occur
-without being copied."""
+"""The fewest words of a reference document (``against``) that is searched for, and the smallest n of ``against_ngram``. It is
+GPT-3's smallest n: shorter phrases occur in texts without being copied."""
 
 
 def setting(default: Any, *, help: str, flag: str | None = None, step: str | None = None) -> Any:
-    """A field of ``CleanSettings``.
+    """Make a field of ``CleanSettings``.
 
     Args:
-        help: text for the list of flags.
-        flag: its name as a flag and in YAML, if that is not the name of the field.
-        step: name of the field that switches on the step to which this setting belongs.
+        help: the description of the setting in the list of flags.
+        flag: the setting's name as a flag and in YAML. None: the name of the field.
+        step: the name of the field that switches on the step to which this setting belongs. None: it belongs to no other field.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "step": step})
 
@@ -71,14 +71,14 @@ class CleanSettings:
 
     @classmethod
     def steps(cls) -> list[str]:
-        """The names of the fields that switch a step on, in the order of the steps."""
+        """The names of the fields that switch a step on, in the order in which they are declared."""
         return [one.name for one in fields(cls) if one.metadata["step"] is None and one.metadata["flag"] is None]
 
     def read_settings(self) -> ReadSettings:
         return ReadSettings(self.format, self.text_key)
 
     def problems(self) -> list[str]:
-        """One sentence for each value that is not allowed."""
+        """One sentence for each setting that is missing, out of range, or set although its step is off."""
         said = []
         if not self.paths:
             said.append("No documents: give files, folders, globs or URLs (--data.paths).")

@@ -1,7 +1,7 @@
-"""Remove documents that contain word n-grams of reference documents: a validation or test set.
+"""Remove documents that contain word n-grams of reference documents: those of a validation or test set.
 
-GPT-3 used n-grams of 13 words, and a single common n-gram counted (Brown et al. 2020, appendix C). A reference document with
-fewer words than an n-gram, but at least ``SHORTEST``, counts if a document contains all its words as one sequence.
+GPT-3 used n-grams of 13 words and removed a document for a single common n-gram (Brown et al. 2020, appendix C). All words of a
+reference document with fewer than n words, but at least ``SHORTEST``, are one n-gram, which a document must contain as a whole.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TABLE_PER_HASH = 16  # entries of the look-up table for each hash: about one un
 
 
 class ReferenceIndex(HashIndex):
-    """The hashes of all n-grams of the reference documents. Memory: 12 bytes for each hash, and a table of up to 64 MB.
+    """An index of the hashes of all n-grams of the reference documents. Memory: 12 bytes for each hash, and up to 64 MB.
 
     Args:
-        n: words in an n-gram, at least ``SHORTEST``. All words of a shorter document are one n-gram.
+        n: words in an n-gram, at least ``SHORTEST``. A reference document with fewer words is one n-gram.
     """
 
     def __init__(self, references: Iterable[Document], *, n: int) -> None:
@@ -50,7 +50,8 @@ class ReferenceIndex(HashIndex):
         self.counts = np.array([len(part) for part in parts], dtype=np.int64)  # (documents,) different n-grams
 
     def matches(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Reference documents (m,) that have an n-gram of ``text``, and how many different n-grams each shares with it (m,)."""
+        """The numbers (m,) of the reference documents that share n-grams with ``text``, and how many different n-grams each
+        of these documents shares (m,)."""
         words = word_hashes(text)
         common = [np.unique(self.known(ngram_hashes(words, n))) for n in self.lengths]
         return self.documents_with(np.concatenate([np.empty(0, np.uint64), *common]))
@@ -60,7 +61,8 @@ class Contamination:
     """A rule that removes documents with n-grams of a reference document.
 
     Args:
-        share: a document is removed if it has at least this share of a reference document's n-grams. 0: one is enough.
+        index: the n-grams of the reference documents.
+        share: a document is removed if it has at least this share of a reference document's n-grams. 0: one n-gram is enough.
     """
 
     def __init__(self, index: ReferenceIndex, *, share: float) -> None:
@@ -77,14 +79,14 @@ class Contamination:
 
 
 class References:
-    """Reference documents. Their text is read during iteration.
+    """An iterable of the reference documents, whose text is read during iteration.
 
     Args:
         paths: files, folders, globs or URLs. In a folder that prepare wrote, val and test are read.
         text_key: the key or column of the text, in files that have keys.
 
     Raises:
-        UserError: Nothing matches, or a prepared folder holds no held-out text. One sentence a line.
+        UserError: A path matches nothing, or a prepared folder has neither val nor test. The message has a line for each.
     """
 
     def __init__(self, paths: Sequence[str], *, text_key: str) -> None:
@@ -116,7 +118,11 @@ class References:
 
 
 def _decoded(folder: Path, split: str, manifest: Manifest) -> Iterator[str]:
-    """The documents of a split as text. A document may continue in the next shard."""
+    """Yield the documents of a split of a prepared folder as text, without the ids around documents.
+
+    Raises:
+        UserError: A shard or its file of document ends is missing.
+    """
     tokenizer = load_tokenizer(folder)
     _, dtype = LAYOUTS[magic_for(manifest.vocab_size)]
     marks = [mark for mark in (manifest.bos_id, manifest.eos_id) if mark is not None]

@@ -1,8 +1,9 @@
 """Run the rules and the search for duplicates as a pipeline of datatrove, with its executors: on this machine, on Slurm or on
 Ray. A repeated command skips complete tasks, so it continues.
 
-Files are read and written as in ``clean_pipeline``. datatrove keeps one document of each cluster of near-duplicates. Documents
-are in one cluster if they share a bucket, or if other documents link them. Their signatures are not compared.
+Files are read and written as in ``clean_pipeline``. datatrove keeps one document of each cluster of near-duplicates. Two
+documents are in the same cluster if they share a bucket, that is, the hashes of one band of their MinHash signatures, or if a
+chain of such documents links them. Whole signatures are not compared.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ WORK = ".datatrove"
 
 _EXECUTORS = {"local": "LocalPipelineExecutor", "slurm": "SlurmPipelineExecutor", "ray": "RayPipelineExecutor"}
 _MOST_MISSED = 0.5
-"""At most this share of the pairs that are just as similar as the threshold is missed, because they share no bucket. Fewer
-hashes in a bucket would miss fewer pairs, but join many less similar ones."""
+"""The largest share of document pairs with a similarity equal to the threshold that may be missed, because they share no
+bucket. Fewer hashes in a bucket would miss fewer pairs, but join many pairs that are less similar."""
 _LACKING = {
     "normalise": "datatrove has no such step",
     "secrets": "datatrove has no such step",
@@ -68,7 +69,7 @@ def run_with_datatrove(inputs: Sequence[Input], settings: CleanSettings, out: Pa
     """Run the pipeline, or hand its tasks to the cluster. Each task writes one file ``part-00000.jsonl``, … into ``out``.
 
     Raises:
-        UserError: A source cannot be read as text; a package is not installed; ``out`` has other content.
+        UserError: A source cannot be read as text, a package is not installed, or ``out`` has content of another command.
     """
     work = out / WORK
     settled = json.dumps([asdict(settings) | {"workers": 0}, [one.identity() for one in inputs]])
@@ -82,7 +83,7 @@ def run_with_datatrove(inputs: Sequence[Input], settings: CleanSettings, out: Pa
 
 
 def _last_stage(inputs: Sequence[Input], settings: CleanSettings, out: Path, work: Path) -> Any:
-    """The executor of the last stage, which depends on the executors of the stages before it."""
+    """Make the executors of all stages, and return the last one. Running it runs the stages before it first."""
     tasks = min(settings.tasks, len(inputs))
     stage: Any = None
 
@@ -130,7 +131,7 @@ def _last_stage(inputs: Sequence[Input], settings: CleanSettings, out: Path, wor
 
 
 def _filters(settings: CleanSettings) -> Pipeline:
-    """The steps of datatrove that change or judge one document."""
+    """The steps of datatrove's pipeline that change or judge single documents."""
     filters: Pipeline = []
     if settings.fix_encoding:
         others = ("unescape_html", "remove_terminal_escapes", "fix_surrogates", "remove_control_chars")
@@ -166,7 +167,7 @@ def _read_sources(inputs: list[Input], data: object, rank: int, world_size: int)
 
 
 def _read_lines(folder: Path, data: object, rank: int, world_size: int) -> Iterator[Any]:
-    """Yield the documents that `_write` has written in the same task of an earlier stage."""
+    """Yield the documents that `_write` wrote into ``folder`` in an earlier stage, in the task of the same ``rank``."""
     new = need("datatrove.data", what="executor").Document
     with open(_part(folder, rank), encoding="utf-8") as file:
         for line in file:
@@ -175,7 +176,7 @@ def _read_lines(folder: Path, data: object, rank: int, world_size: int) -> Itera
 
 
 def _write(folder: Path, data: Iterable[Any], rank: int, world_size: int) -> None:
-    """Write the documents of a task as lines of a file, which appears when it is complete."""
+    """Write the documents of a task as lines of JSON. The file gets its name when it is complete."""
     folder.mkdir(exist_ok=True)
     path = _part(folder, rank)
     with complete_file(path, path.with_suffix(".tmp")) as file:

@@ -1,6 +1,6 @@
-"""Find documents that repeat an earlier one: exactly, or with nearly the same word n-grams.
+"""Find documents that repeat an earlier document: exactly, or with nearly the same word n-grams.
 
-A finder gets the documents one by one, in their order. The first of several similar documents is kept.
+A finder is called with one document after the other, in their order. Of several similar documents, the first is kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from lit_llm.clean.word_ngrams import SEED, bands_of, words
 from lit_llm.core.errors import need
 
 _SIGNED_TOGETHER = 2**20
-"""Characters in a chunk of text, whose words are in memory together. N-grams that span two chunks are left out."""
+"""Characters of a text whose words are in memory at once (a chunk). N-grams that span two chunks are left out."""
 
 Finder = Callable[[Document], str | None]
-"""Takes a document. Returns a phrase that names the earlier document which it repeats; None if it repeats none."""
+"""Takes a document. Returns a phrase that names an earlier document if the given document repeats that one; else None."""
 
 
 class ExactDuplicates:
-    """Find documents that equal an earlier one but for whitespace and the Unicode form. Memory: 250 bytes for each document."""
+    """Finds documents equal to an earlier document but for whitespace and Unicode form. Memory: 250 bytes for each document."""
 
     def __init__(self) -> None:
         self._sources: dict[bytes, str] = {}
@@ -42,10 +42,10 @@ def plain(text: str) -> str:
 
 
 class NearDuplicates:
-    """Find documents whose MinHash signature is like that of an earlier one. Memory: 3 KB for each document that is kept.
+    """Finds documents whose MinHash signature is like an earlier document's. Memory: 3 KB for each document that is kept.
 
-    rensa compares a document with the kept ones that share a band of its signature. So if b repeats a, and c repeats b but
-    not a, then c is kept.
+    The package rensa compares a document with the documents kept so far that share a band of its signature. So if b repeats a,
+    and c repeats b but not a, then b is removed and c is kept.
 
     Args:
         threshold: a document is a duplicate if at least this share of the values in two signatures is equal.
@@ -71,7 +71,7 @@ class NearDuplicates:
         return f"like {min(self._deduplicator.get_duplicates(sketch))}"
 
     def _ngrams(self, text: str) -> Iterator[list[str]]:
-        """Yield the n-grams of each chunk. A text with fewer words than an n-gram, or without words, is one n-gram."""
+        """Yield a list of the n-grams of each chunk of a text. A text with fewer words than an n-gram is one n-gram."""
         any_ngram = False
         for start in range(0, len(text), _SIGNED_TOGETHER):
             chunk_words = words(text[start : start + _SIGNED_TOGETHER])
@@ -83,7 +83,7 @@ class NearDuplicates:
 
 
 def finders_of(settings: CleanSettings) -> dict[str, Finder]:
-    """The finders that the settings switch on, in the order in which a document meets them.
+    """Step → its finder, for the steps that the settings switch on, in the order in which a document passes through them.
 
     Raises:
         UserError: A package is not installed.

@@ -1,4 +1,4 @@
-"""Keep documents of some languages, as py3langid identifies them. The package has its model, so nothing is downloaded."""
+"""Keep documents of chosen languages, as the package py3langid identifies them. It includes its model: no download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Language:
 
     Args:
         languages: ISO 639 codes, such as "en".
-        confidence: the smallest probability of the language, between 0 and 1.
+        confidence: the smallest probability of the identified language with which a document is kept, between 0 and 1.
 
     Raises:
         UserError: The package py3langid is not installed, or does not know a language; one sentence for each.
@@ -42,7 +42,7 @@ class Language:
 
 
 def _unknown(given: Iterable[str]) -> Iterator[str]:
-    """A sentence about each language that py3langid does not know, with the nearest codes."""
+    """Yield a sentence about each given code that py3langid does not know, with the most similar codes that it knows."""
     known = sorted(identifier().labels)
     for language in sorted(set(given) - set(known)):
         near = difflib.get_close_matches(language.lower().replace("_", "-").partition("-")[0], known) or ["en"]
@@ -51,7 +51,7 @@ def _unknown(given: Iterable[str]) -> Iterator[str]:
 
 @functools.cache
 def identifier() -> Any:
-    """py3langid's model, with probabilities instead of scores. It takes 80 MB, once a process.
+    """py3langid's model, set to give probabilities instead of scores. It takes 80 MB, and a process loads it only once.
 
     Raises:
         UserError: The package is not installed.
@@ -61,7 +61,7 @@ def identifier() -> Any:
 
 
 def _sample(text: str) -> str:
-    """A short ``text`` as it is; the start, the end and two parts between of a long one, so that the time does not grow."""
+    """``text`` if it is short. Of a long text, the start, two parts between and the end, so that identification stays fast."""
     if len(text) <= _PARTS * _PART:
         return text
     last = len(text) - _PART

@@ -14,9 +14,9 @@ _LINE_ENDS = ("\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028"
 
 
 def normalise(text: str) -> str:
-    """The text in Unicode NFC, with ``\\n`` at line ends and without control characters, space at line ends, more than one
-    blank line in a row, and blank lines at the start and the end. Space at the start of a line, tabs and compatibility
-    characters (ﬁ, ², no-break space) stay. So does one newline at the end, if there was any.
+    """The text in Unicode NFC with ``\\n`` as line end. Removed are control characters, space at line ends, blank lines at the
+    start and the end of the text, and all but one of several blank lines in a row. Space at the start of a line, tabs and
+    compatibility characters (ﬁ, ², no-break space) stay. If the text ends with newlines, one of them stays.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
@@ -31,7 +31,7 @@ def normalise(text: str) -> str:
 
 
 class FixEncoding:
-    """Repair text ("cafÃ©" becomes "café") with the package ftfy, which changes only what is surely wrong.
+    """A rule that repairs text ("cafÃ©" becomes "café") with the package ftfy, which changes only what is surely wrong.
 
     Raises:
         UserError: The package is not installed.

@@ -1,7 +1,7 @@
 """Secrets and e-mail addresses: replace them, or remove the document.
 
-Secrets are found by patterns with a fixed mark, such as ``AKIA`` or ``ghp_``. Most patterns are those of detect-secrets. Its
-detectors of high entropy and of words such as "password" are not used, because they also find hashes, identifiers and prose.
+Secrets are found by patterns with a fixed mark, such as ``AKIA`` or ``ghp_``. Most patterns are from detect-secrets, a package
+whose detectors of high entropy and of words such as "password" are not used: they also find hashes, identifiers and prose.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EMAIL = re.compile(
 class _Pattern(NamedTuple):
     kind: str
     mark: str
-    """Every match contains this text, so texts without it are not searched. "": matches have no text in common."""
+    """A text that every match contains, so documents without it are not searched. "": matches have no text in common."""
     pattern: re.Pattern[str]
 
 
@@ -80,7 +80,7 @@ class Secrets:
     """A rule for keys, tokens and passwords.
 
     Args:
-        action: "redact" replaces each of them by ``SECRET``, "remove" removes the document.
+        action: "redact" replaces each secret by ``SECRET``, "remove" removes a document with a secret.
 
     Raises:
         UserError: The package detect-secrets is not installed.
@@ -106,7 +106,7 @@ class Secrets:
         return "".join(kept) + text[end:]
 
     def _find(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Yield the first character, the end and the kind of each secret. Secrets may overlap."""
+        """Yield the first character, the character after the last one, and the kind of each secret. Secrets may overlap."""
         for kind, mark, pattern in self._patterns:
             if mark in text:
                 for match in pattern.finditer(text):
@@ -118,7 +118,7 @@ class Emails:
     """A rule for e-mail addresses in ASCII.
 
     Args:
-        action: "redact" replaces each of them by ``EMAIL``, "remove" removes the document.
+        action: "redact" replaces each address by ``EMAIL``, "remove" removes a document with an address.
     """
 
     action: str
@@ -133,7 +133,7 @@ class Emails:
 
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int]:
-    """First character and end of the secret: the group of the pattern that holds it, or the whole match."""
+    """First character and end of the secret in a match: of the group "secret", else the longest long group, else all."""
     if "secret" in match.re.groupindex:
         return match.span("secret")
     groups = [i for i in range(1, match.re.groups + 1) if match[i] is not None]

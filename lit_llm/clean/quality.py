@@ -1,7 +1,8 @@
 """The quality rules of Gopher (Rae et al. 2021) and C4 (Raffel et al. 2020) for English text, as datatrove implements them.
 
-Whitespace separates words. datatrove's own default also counts punctuation marks as words. With it, more than one word in five
-has no letter in most technical documents, so Gopher's rule on letters removes 95 % of them (docs/evidence/clean.md).
+Here, words are separated by whitespace. datatrove's default also counts punctuation marks as words. With this default, more
+than one word in five has no letter in most technical documents, so that Gopher's rule on letters removes 95 % of such documents
+(docs/evidence/clean.md).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ QUALITY_RULES = tuple(_FILTERS)
 
 
 class Quality:
-    """A rule of datatrove, which removes documents. The rule of C4 also removes lines.
+    """A rule that removes documents by a filter of datatrove. The rule "c4" also removes lines of the documents that it keeps.
 
     Args:
         name: one of ``QUALITY_RULES``.
 
     Attributes:
-        filter: datatrove's own object for the rule.
+        filter: datatrove's filter object.
 
     Raises:
         UserError: The package datatrove is not installed.
@@ -55,7 +56,7 @@ class Quality:
 
 
 def word_tokenizer(words: Callable[[str], list[str]] = str.split) -> Any:
-    """An object that cuts text into words and sentences for datatrove, whose own ones need models, or packages of 100 MB."""
+    """An object that cuts text into words and sentences for datatrove. Its own tokenizers need models or large packages."""
     tokenizers = need("datatrove.utils.word_tokenizers", what="quality")
 
     class Words(tokenizers.WordTokenizer):  # type: ignore[name-defined]

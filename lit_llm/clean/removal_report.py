@@ -18,11 +18,11 @@ from lit_llm.ingest.paths import REMOVED, REPORT
 from lit_llm.ingest.source import public_name
 
 READ = "read"
-"""The name of the step that stands for reading and writing."""
+"""The name under which the time for reading and writing is counted, as if it were a step."""
 SAMPLES = 20
 """The most removed documents that the report shows for each rule."""
 EXCERPT = 300
-"""Characters of text in a sample."""
+"""The most characters of a removed document's text that a sample shows."""
 
 
 @dataclass
@@ -38,42 +38,42 @@ class Count:
 
 @dataclass
 class StepCount:
-    """Counts of one step."""
+    """What one step did in a call of `clean`."""
 
     changed: int = 0
     """Documents that the step kept, but changed."""
     seconds: float = 0.0
-    """Processor time."""
+    """Processor time of the step."""
     removed: dict[str, Count] = field(default_factory=dict)
-    """Rule → the documents that it removed."""
+    """Rule of the step → the count of the documents that the rule removed."""
 
 
 @dataclass
 class Tally:
-    """Documents, bytes and seconds of a call of `clean`."""
+    """The counts of documents, bytes and seconds of one call of `clean`, and samples of removed documents."""
 
     read: Count = field(default_factory=Count)
     kept: Count = field(default_factory=Count)
     without_text: int = 0
     """Records whose text is null or empty. No step sees them."""
     not_utf8: int = 0
-    """Documents with bytes that are not UTF-8, which are read as U+FFFD."""
+    """Documents with bytes that are not UTF-8. Such bytes are read as U+FFFD."""
     steps: dict[str, StepCount] = field(default_factory=dict)
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Rule → the removed documents whose sources have the smallest hashes: a random choice, the same in every order."""
+    """Rule → ``SAMPLES`` documents that it removed: those whose source names have the smallest hashes, in effect at random."""
 
     def step(self, name: str) -> StepCount:
         return self.steps.setdefault(name, StepCount())
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[StepCount]:
-        """Add the processor time of a block to a step."""
+        """Add the processor time of the ``with`` block to the step ``name``."""
         count, started = self.step(name), time.process_time()
         yield count
         count.seconds += time.process_time() - started
 
     def remove(self, step: str, removed: Removed, document: Document) -> None:
-        """Count a document that a step has removed, and keep it as a sample if its hash is among the smallest."""
+        """Count a document that ``step`` has removed, and keep it as a sample if its source's hash is among the smallest."""
         self.step(step).removed.setdefault(removed.rule, Count()).add(Count(1, len(document.text.encode())))
         sample = {"rule": removed.rule, "detail": removed.detail, "source": document.source}
         sample |= {} if removed.secret else {"excerpt": document.text[:EXCERPT]}  # no sample shows a secret
@@ -96,7 +96,7 @@ def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:
 
 
 def table(tally: Tally) -> Iterator[str]:
-    """Yield the lines of the table for the terminal."""
+    """Yield the lines of a table for the terminal: what each step and rule removed, and how long each step took."""
     yield f"{'':40s} {'documents':>12s} {'MB':>10s} {'cpu-seconds':>12s}"
     for name, step in tally.steps.items():
         if name == READ:

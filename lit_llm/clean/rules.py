@@ -1,4 +1,4 @@
-"""The types of rules, which are functions of one text, and of the whole documents that rules judge."""
+"""The types of the documents, of the rules that judge them (functions of one text), and of a rule's result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Document(NamedTuple):
     text: str
     """The whole text. Bytes that are not UTF-8 have become U+FFFD."""
     source: str
-    """The file, a colon, and the number of the record in it, from 1. Records without text are counted."""
+    """The name of the file, a colon, and the number of the record in the file, from 1. Records without text count, too."""
     is_utf8: bool = True
-    """Whether all bytes of the text were UTF-8 when it was read."""
+    """Whether all bytes of the text were valid UTF-8 in the file."""
 
 
 def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
-    """Yield the documents of the source ``name``. Each is in memory as a whole, because rules judge whole documents."""
+    """Yield the documents of ``reader``, whose source is called ``name``. Each document is joined, as rules judge it whole."""
     name = name.encode(errors="replace").decode()  # a file's name may not be UTF-8
     count = 0
     pieces: list[bytes] = []
@@ -33,18 +33,18 @@ def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
 
 
 class Removed(NamedTuple):
-    """Why a document is removed."""
+    """The result of a rule that removes a document: the reason."""
 
     rule: str
-    """The step and its reason, such as "gopher_quality/short_doc". The report has a count for each."""
+    """The step and the reason of the removal, such as "gopher_quality/short_doc". The report counts each separately."""
     detail: str
-    """A detail of this document, for the samples, such as "at character 31"."""
+    """What the samples say about this document beside the rule, such as "at character 31"; may be empty."""
     secret: bool = False
-    """Whether the samples must not show the text."""
+    """Whether the samples must not show the document's text, because it contains a secret."""
 
 
 Rule = Callable[[str], str | Removed]
-"""Takes a text. Returns the text, perhaps changed, or why the document is removed. Nothing but the text decides the result."""
+"""Takes a document's text. Returns the text, perhaps changed, or why to remove the document. Only the text decides this."""
 
 
 class Step(NamedTuple):

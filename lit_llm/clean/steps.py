@@ -1,4 +1,4 @@
-"""The rules that settings ask for, in the order in which a document meets them."""
+"""The rules that the settings switch on, in the order in which a document passes through them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def _rule(name: str, settings: CleanSettings) -> Rule:
 
 
 def steps_of(settings: CleanSettings) -> list[Step]:
-    """The steps that the settings switch on, in the order in which a document meets them.
+    """The steps that the settings switch on, in the order in which a document passes through them.
 
     Raises:
-        UserError: A package is not installed; reference documents cannot be read, or all are too short.
+        UserError: A package is not installed, reference documents cannot be read, or all of them are too short.
     """
     return [Step(name, _rule(name, settings)) for name in _used(settings)]
 
@@ -69,7 +69,7 @@ def step_problems(settings: CleanSettings) -> list[str]:
 
 
 def _index(settings: CleanSettings) -> ReferenceIndex:
-    """The index of the reference documents. A note reports how many of them are too short."""
+    """Make the index of the reference documents. A note reports how many of them have too few words to be searched for."""
     index = ReferenceIndex(_references(settings), n=settings.against_ngram)
     if not index.sources:
         names = ", ".join(map(public_name, settings.against))

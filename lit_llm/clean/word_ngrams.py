@@ -17,18 +17,18 @@ UNSPACED = (
     (0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF),
 )  # fmt: skip
-"""First and last code point of each block."""
+"""First and last code point of each Unicode block of a script without spaces between words."""
 
 _CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
 _WORD = re.compile(f"[{_CLASS}]|[^\\W{_CLASS}]+")
-"""Matches a word of a lower-case text, for near-duplicates. An underscore counts as a letter; a combining mark ends a word."""
+"""Matches a word in lower-case text, for `words`. An underscore counts as a letter, and a combining mark ends a word."""
 _ASCII = bytes(b if chr(b).isalnum() or b == ord("_") else 32 for b in bytes(range(128)).lower()) + bytes(128)
 
 _MIX = np.array([0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
 
 SEED = 1
 MOST_MISSED = 0.02
-"""At most this share of the pairs that are just as similar as the threshold is not compared, because they share no band."""
+"""The largest share of document pairs with a similarity equal to the threshold that may not be compared: no band is equal."""
 
 
 class _Letters(dict[int, str]):
@@ -48,13 +48,13 @@ _LETTERS = _Letters()
 
 
 def word_hashes(text: str) -> np.ndarray:
-    """(words,) uint64: a hash of every word of ``text``, the same for equal words in this process."""
+    """(words,) uint64: a hash of every word of ``text``. Equal words have equal hashes within a process, but not across."""
     pieces = unicodedata.normalize("NFKC", text).lower().translate(_LETTERS).split()
     return np.fromiter(map(hash, pieces), np.int64, len(pieces)).view(np.uint64)
 
 
 def ngram_hashes(words: np.ndarray, n: int) -> np.ndarray:
-    """(max(0, words - n + 1),) uint64: a hash of every window of ``n`` words."""
+    """A hash of every window of ``n`` words: (max(0, w - n + 1),) uint64. ``words``: the hashes (w,) of the words."""
     count = len(words) - n + 1
     if count <= 0:
         return np.empty(0, dtype=np.uint64)
@@ -69,17 +69,18 @@ def ngram_hashes(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+    """The words of a text in lower case, without punctuation, for the search for near-duplicates."""
     if text.isascii():  # the same as below, and three times as fast
         return text.encode().translate(_ASCII).decode().split()
     return _WORD.findall(text.lower())
 
 
 def bands_of(threshold: float, permutations: int, most_missed: float = MOST_MISSED) -> tuple[int, int]:
-    """The number of bands, and of values in each. Two documents are compared if all values of any band are equal.
+    """How to cut a MinHash signature into bands: the number of bands, and the number of values in each band.
 
-    More values in a band mean fewer comparisons, but more missed pairs. The number of values is the largest with which at most
-    the share ``most_missed`` of the pairs at the threshold has no equal band.
+    Two documents are compared if all values of any band are equal. More values in a band mean fewer comparisons, but more
+    missed pairs. The number of values is the largest with which at most the share ``most_missed`` of the pairs with a
+    similarity equal to ``threshold`` has no equal band. ``permutations``: the values of a signature, at most.
     """
     rows = 1
     while rows < permutations and (1 - threshold ** (rows + 1)) ** (permutations // (rows + 1)) <= most_missed:

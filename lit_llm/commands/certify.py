@@ -26,7 +26,10 @@ from lit_llm.core.ranks import is_rank_zero, is_torchrun
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line for each check and write the certificate. Returns 0, 1 if a check failed, 2 if a device died."""
+    """Print a line for each check and write the certificate.
+
+    Returns 2 if the process of a device ended by itself, 1 if a check failed or none passed, else 0.
+    """
     flags = OwnFlags("certify", alone=True, description=__doc__)
     flags.add_argument("--devices", range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
     flags.add_argument("--budget", range=above(0, 10**5), default=10.0, help="minutes; then nothing is started")
@@ -73,7 +76,7 @@ def _say(outcomes: list[Outcome], devices: int) -> None:
 
 
 def _devices(asked: int | None) -> tuple[int, bool]:
-    """The number of devices, and whether this process checks them: under torchrun, the first process does."""
+    """The number of devices, and whether this process runs the checks: under torchrun, only the first process does."""
     if not is_torchrun():
         return asked or 1, True
     world, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -85,7 +88,7 @@ def _devices(asked: int | None) -> tuple[int, bool]:
 
 
 def _gpu() -> tuple[str, float | None]:
-    """The GPU's name, and the GB/s that the plan assumes of its links. A process of its own asks for them."""
+    """The GPU's name, and the GB/s that the plan assumes for its links. A forked process asks the GPU, not this one."""
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         results, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
     if "found" not in results.get("gpu", {}):
@@ -106,7 +109,7 @@ def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:
 
 
 def fingerprints() -> dict[str, str]:
-    """A hash of the code of each room of lit_llm, to find stale certificates. Comment lines and blank lines do not count."""
+    """A hash of the code in each folder of lit_llm, to find stale certificates. Comment lines and blank lines do not count."""
     hashes, root = {}, Path(__file__).parents[1]
     for room in sorted(path for path in root.iterdir() if (path / "__init__.py").exists()):
         lines: list[str] = []

@@ -50,7 +50,7 @@ def own_flags() -> OwnFlags:
 def main(arguments: list[str]) -> int:
     """Answer the lines of standard input. Answers go to standard output, everything else to standard error.
 
-    Ctrl-C stops an answer, and at the prompt ends with 130. On a pipe the exit code is 2 if a line was refused.
+    Ctrl-C stops an answer; at the prompt it ends the command with code 130. On a pipe the exit code is 2 if a line was refused.
     """
     options = own_flags().parse(arguments)
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -77,10 +77,10 @@ def _model(options: argparse.Namespace) -> TextModel:
 
 
 class Transcript:
-    """A file of conversations, one a line. The last line grows with its conversation.
+    """A file of JSONL with a conversation in each line. The line of the running conversation is rewritten as that grows.
 
     Raises:
-        UserError: The file cannot be written, lies in the run, or is the transcript of a chat that goes on, also of this one.
+        UserError: The file cannot be written, lies in the run folder, or is the open transcript of a chat, also of this one.
     """
 
     def __init__(self, path: Path, run: str, name: str) -> None:
@@ -111,7 +111,7 @@ class Transcript:
 
 
 class Conversation:
-    """Messages and answers. With a chat template they are turns; without one they are parts of one text."""
+    """A conversation with the model. With a chat template, it is a list of messages; without one, a single text."""
 
     def __init__(self, model: TextModel, system: str) -> None:
         self._model = model
@@ -122,7 +122,7 @@ class Conversation:
         self.transcript: Transcript | None = None
 
     def hold(self) -> int:
-        """Read lines until they end; returns the exit code."""
+        """Answer the lines of the input until it ends or a line says /quit; returns the exit code."""
         code = 0
         if self._in_terminal:
             with contextlib.suppress(ImportError):
@@ -144,7 +144,7 @@ class Conversation:
                 code = 0 if self._in_terminal else 2
 
     def _took(self, line: str) -> bool:
-        """Do what a line says. Returns whether it ends the conversation."""
+        """Carry out a line of the input, a command or a message. Returns whether the line ends the conversation."""
         command, _, words = line.partition(" ")
         if line[:1] != "/":
             if self._model.chat is None or line.strip():
@@ -178,11 +178,11 @@ class Conversation:
         return False
 
     def _question(self, text: str) -> Message:
-        """A message of the user. Without a template, spaces around it are a part of the text that is continued."""
+        """A message of the user. Without a chat template, spaces around `text` are kept, because the model continues it."""
         return {"role": "user", "content": text if self._model.chat is None else text.strip()}
 
     def _system(self, text: str, key: str) -> list[Message]:
-        """The system message, if there is a text.
+        """A list with the system message; empty if `text` is.
 
         Raises:
             UserError: The template knows no system message, or it leaves no room for other messages. The error names the key.

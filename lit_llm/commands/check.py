@@ -1,6 +1,6 @@
 """`python -m lit_llm check`: the launch checklist of a recipe. Exit code 0 if every line passes, else 1.
 
-Refuses a MeshStrategy that cannot split the model and the batch over the recipe's devices. Then it runs three optimizer
+It refuses a MeshStrategy that cannot split the model and the batch over the recipe's devices. Then it runs three optimizer
 steps in a temporary folder on one device, with every callback of the recipe, and examines the result.
 The batch is reduced to two micro-batches of two sequences, which is enough for the checks, unless `--full_batch true`.
 """

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from lit_llm.commands.short_runs import ShortRuns
 
 LOW, HIGH = 1e-6, 10.0
-"""The rates of a sweep. They do not depend on the recipe's rate, which may be wrong."""
+"""The lowest and the highest rate of a sweep. They do not depend on the recipe's rate, which may be wrong."""
 LEAST_PROBE = 50
-"""Fewest steps of a short run, which has a tenth of the whole run's steps."""
+"""Fewest steps of a short run, which otherwise has a tenth of the whole run's steps."""
 _TAIL = 0.2
-"""The loss of a short run is the mean of this last part of its steps."""
+"""The loss of a short run is the mean over this share of its steps, the last ones."""
 
 
 def _own_flags() -> OwnFlags:
@@ -95,7 +95,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 
 
 def tail_loss(losses: list[float], steps: int) -> float:
-    """Mean loss of the last fifth of a short run; infinity if it ended early or is not finite."""
+    """Mean loss of the last fifth of a run planned for `steps` steps; infinity if it ended early or the mean is not finite."""
     if len(losses) < steps:
         return math.inf
     last = losses[-max(1, round(_TAIL * steps)) :]

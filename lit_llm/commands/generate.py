@@ -43,7 +43,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token: in a chat only the answer, and for many prompts JSONL."""
+    """Print the prompt and its continuation, token by token; with --chat only the answer, with --prompts JSONL of all."""
     options = own_flags().parse(arguments)
     if options.prompts is not None:
         return _complete(options)
@@ -85,7 +85,7 @@ def _complete(options: argparse.Namespace) -> int:
 
 
 def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
-    """The ids of each prompt, whose key names it in messages. Notes say which prompts are cut."""
+    """The ids of each prompt. `prompts`: name of the prompt in notes → prompt. Notes are printed on prompts that are cut."""
     texts, block = {where: model.prompt_ids(prompt, where=where) for where, prompt in prompts.items()}, model.config.block_size
     cut = [f"{name} is cut to the last {block:,} of its {len(ids):,} tokens" for name, ids in texts.items() if len(ids) > block]
     report("\n".join(cut), kind="note")

@@ -72,7 +72,7 @@ def import_folder(
 
     Args:
         dcp: A DCP folder that has the weights. None: `folder` has them.
-        experts: the number of experts, to make a mixture of a dense model.
+        experts: the number of experts, to make a mixture of a dense model. None: the model stays as it is.
 
     Raises:
         UserError: `run` exists, `folder` does not exist or is no model of a known family, or tensors are missing.
@@ -173,7 +173,13 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
 
 
 def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[str, Any], **more: Any) -> None:
-    """Write config.yaml and the checkpoint of step 0 into a folder that has the tokenizer, if there is one.
+    """Write config.yaml and the checkpoint of step 0 into `partial`, which already has the tokenizer, if there is one.
+
+    Args:
+        title: a sentence about the model for config.yaml, without its full stop.
+        recipe: the settings for config.yaml.
+        weights: our state_dict, or adapters.
+        more: further entries of the checkpoint.
 
     Raises:
         UserError: Weights are not finite.
@@ -214,7 +220,8 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
     """Write the run folder `run` with the adapter in `folder`, a folder of peft, and the name of its base weights.
 
     Raises:
-        UserError: `run` exists, the adapter does not fit the base, or it has a setting that lit_llm's LoRA does not have.
+        UserError: `named`, the run of the base weights, is None; `run` exists; the adapter does not fit the base, or has a
+            setting that lit_llm's LoRA lacks.
     """
     if named is None:
         raise UserError(f"{folder} is an adapter: name the run folder of its base weights (--init_from)")

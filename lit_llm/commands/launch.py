@@ -19,7 +19,7 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
     Args:
         own: the command's flags that are no keys of a recipe. The help lists them, a mistyped key may mean one of them, and
             their problems are reported with those of the recipe.
-        run: takes the arguments. It must raise UserError if `reported` is set, which `build` and `parse` do.
+        run: takes the arguments. It must raise UserError if their `reported` is true, as `build` and `parse` do.
     """
     try:
         return _launch(command, words, run, own)

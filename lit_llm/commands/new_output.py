@@ -1,4 +1,4 @@
-"""Output of a command: complete or absent, and nothing is overwritten unless the user says so. No torch."""
+"""Output of a command: complete or absent, and nothing is overwritten unless the user says so. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 def write_new(out: Path, text: str, *, replace: bool, flag: str = "--out") -> None:
-    """Write a text with `new_file`."""
+    """Write a text into the file `out` as `new_file` does: completely or not at all."""
     with new_file(out, replace=replace, flag=flag) as partial:
         write_text(partial, text)
 
 
 def new_file_if(out: Path | None, *, replace: bool, flag: str) -> contextlib.AbstractContextManager[Path | None]:
-    """`new_file`, or None if there is no `out`."""
+    """`new_file` for `out`; if `out` is None, a context that gives None."""
     return contextlib.nullcontext() if out is None else new_file(out, replace=replace, flag=flag)
 
 
@@ -59,7 +59,8 @@ def new_folder(
             and the next call continues with it. At the end, the subfolder is deleted.
 
     Raises:
-        UserError: `out` is a file, or not empty without `replace`; another process writes it; the disk refuses it.
+        UserError: `out` is a file, or not empty without `replace`; it contains a source or lies in a folder of `above`; another
+            process writes it; the disk refuses it.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
@@ -90,7 +91,7 @@ def new_folder(
 
 @contextlib.contextmanager
 def _kept(partial: Path, resumable: str) -> Iterator[None]:
-    """If the block fails with finished steps, say where they are, and what continues from them."""
+    """If the block fails with finished steps, print where they are kept, and that repeating the command continues from them."""
     try:
         yield
     except BaseException as error:
@@ -104,7 +105,7 @@ def _kept(partial: Path, resumable: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(out: Path, flag: str) -> Iterator[None]:
-    """Refuse a second process with the same output, as far as the file system has locks."""
+    """Lock the output `out` for this process: a second process raises a UserError, as far as the file system has locks."""
     path, refusal = _beside(out, "lock"), f"another process writes {out}: wait for it, or give another name ({flag})"
     with open(path, "w") as file:
         lock(file, refusal)
@@ -128,13 +129,13 @@ def lock(file: IO[Any], refusal: str) -> None:
 
 
 def log_beside(out: Path) -> Path:
-    """The log of an output folder. It is hidden, because a folder that holds both may be read as text."""
+    """The path of an output folder's log, beside the folder. It is hidden, because the folder above may be read as text."""
     return _beside(out, "log")
 
 
 def refuse_inside(out: Path, folder: Path, *, flag: str) -> None:
     """Raises:
-    UserError: A new file or folder would lie in a folder that the command reads.
+    UserError: `out`, a new file or folder, would lie in `folder`, which the command reads.
     """
     if real_path(out).is_relative_to(real_path(folder)):
         raise UserError(f"{out} lies in {folder}, which is read: give a place outside of it ({flag})")

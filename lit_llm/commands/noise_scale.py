@@ -23,10 +23,11 @@ LEAST_STEPS = 100
 
 
 class _FrozenNoise(GradientNoise):
-    """Compares the first micro-batches of many steps with the mean gradient of all of them, while the weights do not change.
+    """Compares two gradient norms while the weights do not change: that of single micro-batches, the first of each step, and
+    that of the mean gradient of all steps.
 
-    That is far more exact than the pairs of single steps that a training run compares. The class is private, so that no recipe
-    can name it. `first`: optimizer steps before it begins.
+    This is far more exact than a training run, which compares the norms within each step. The class is private, so that no
+    recipe can name it. `first`: the number of optimizer steps before the measurement begins.
     """
 
     def __init__(self, first: int) -> None:
@@ -47,7 +48,7 @@ class _FrozenNoise(GradientNoise):
         self.samples = (samples, samples * count)
 
     def noise(self) -> Noise:
-        """The measured noise; zeros if no first micro-batch had a target, which add nothing to a mean over seeds."""
+        """The measured noise. If no first micro-batch had a target, both values are 0, which change no sum over seeds."""
         if not self.steps:
             return Noise(0.0, 0.0)
         big = (total_norm(self._total).double() / self.steps).square().cpu()
@@ -58,11 +59,11 @@ class _FrozenNoise(GradientNoise):
 
 @dataclass(frozen=True)
 class Noise:
-    """Averages over steps, in sequences.
+    """Two estimates, averaged over steps, whose ratio is the noise scale in sequences.
 
     Attributes:
-        trace: tr(Σ) of the gradient of one sequence.
-        square: |G|² of the expected gradient.
+        trace: tr(Σ), Σ being the covariance of the gradient of one sequence.
+        square: |G|², G being the expected gradient.
     """
 
     trace: float
@@ -70,13 +71,13 @@ class Noise:
 
     @property
     def scale(self) -> float:
-        """tr(Σ)/|G|²; infinite if the gradient drowns in its noise."""
+        """The noise scale tr(Σ)/|G|²; infinite if the estimate of |G|² is not above 0, because noise hides the gradient."""
         return self.trace / self.square if self.square > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class FoundBatch:
-    """The result of `find_batch`, in sequences.
+    """The result of `find_batch`. Batches are in sequences.
 
     Attributes:
         noise: the mean over all seeds.
@@ -94,12 +95,14 @@ class FoundBatch:
 
 
 def mean_noise(noises: list[Noise]) -> Noise:
-    """The mean of each of the two estimates: a mean of their ratios would be biased."""
+    """The mean over seeds of each of the two estimates. The ratios are not averaged, because their mean would be biased."""
     return Noise(sum(noise.trace for noise in noises) / len(noises), sum(noise.square for noise in noises) / len(noises))
 
 
 def measuring_micro_batch(batch: int, micro_batch: int) -> int:
-    """The largest part of the batch that is at most the recipe's micro-batch and a quarter of the batch, and at least 1."""
+    """The micro-batch of the measurement: the largest divisor of the batch up to the recipe's micro-batch and a quarter of the
+    batch, but at least 1.
+    """
     return batch_sizes.micro_batch(batch, min(micro_batch, max(1, batch // 4)), 1)
 
 
@@ -123,7 +126,8 @@ def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[
         say: takes a line about each seed.
 
     Raises:
-        UserError: the batch is one sequence, or unknown; the noise is too large to be measured with it.
+        UserError: the data module has no batch size, or one of a single sequence; a loss is not finite; the noise hides the
+            gradient.
     """
     batch = getattr(runs.data, "global_batch_size", None)
     if batch is None:

@@ -1,4 +1,4 @@
-"""Flags that belong to one command, beside those of a recipe or instead of them. No torch."""
+"""Flags that belong to one command, beside those of a recipe or instead of them. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class OwnFlags(argparse.ArgumentParser):
 
     Args:
         command: the command's name.
-        alone: the command takes no recipe, so that `parse` refuses other words, and `--help` prints these flags.
+        alone: whether the command takes no recipe, so that `parse` refuses other words, and `--help` prints these flags.
+        options: those of argparse.ArgumentParser.
     """
 
     def __init__(self, command: str = "", *, alone: bool = False, **options: Any) -> None:
@@ -32,7 +33,7 @@ class OwnFlags(argparse.ArgumentParser):
         self._flags: dict[str, argparse.Action] = {}
         self._ranges: dict[str, Domain] = {}
         self.problems: list[str] = []
-        """After `split`: numbers outside their ranges, one sentence each."""
+        """One sentence for each number that is outside the range of its flag. `split` sets this list."""
         options.setdefault("prog", f"python -m lit_llm {command}")
         super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
         self.register("type", int, whole_number)
@@ -60,7 +61,7 @@ class OwnFlags(argparse.ArgumentParser):
         return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
 
     def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The values of these flags, with the whole ``command`` as it was typed, and the other words.
+        """(the values of these flags, with the whole command as it was typed under ``command``; the other words).
 
         Raises:
             UserError: A value is missing or of the wrong type.
@@ -104,7 +105,7 @@ class OwnFlags(argparse.ArgumentParser):
 
     def refuse_unknown(self, words: list[str]) -> None:
         """Raises:
-        UserError: Some words are not flags of this command. Names the most similar ones.
+        UserError: Some of `words` are not flags of this command. The error names the most similar flags.
         """
         known = {flag.lstrip("-"): flag for flag in sorted(self._flags)}
         problems = []
@@ -137,7 +138,7 @@ whole_number, number = _reader(int, "a whole number"), _reader(float, "a number"
 
 
 def true_or_false(text: str) -> bool:
-    """Read the value of a switch."""
+    """Read the text of a switch, "true" or "false". Any other text is an argparse error."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
     return text == "true"
@@ -149,14 +150,14 @@ _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (number, "X"),
     str: (str, "TEXT"),
 }
-"""How the value of a flag is read, and how help shows it."""
+"""Type of a flag → (function that reads a value, how the help shows a value)."""
 
 
 def add_field_flags(flags: OwnFlags, cls: type) -> None:
     """Add ``--config``, a YAML file, and a flag for each field of the dataclass ``cls``. A flag overrides the file.
 
-    A field has the metadata `help` and `flag`, its name as a flag and in YAML if that is not the field's. Dots in it are levels
-    of the YAML file. Types: bool, int, float, str, each perhaps with None, and tuple[str, ...].
+    The metadata of a field are `help`, and `flag`: the name as a flag and in YAML, if that is not the field's name. A dot in a
+    name is a level of the YAML file. Types: bool, int, float, str, each perhaps with None, and tuple[str, ...].
     """
     flags.add_argument("--config", type=Path, default=argparse.SUPPRESS, help="YAML file of settings; flags override it")
     hints = get_type_hints(cls)
@@ -176,7 +177,7 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
 
 
 def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tuple[argparse.Namespace, Settings]:
-    """The values of the flags, and the settings that they and the file of `--config` give.
+    """(the values of the flags; the settings `cls` from the flags and the file of `--config`, where flags have precedence).
 
     Raises:
         UserError: A word is wrong, or the file cannot be read, has another key, or a value of another type.

@@ -115,7 +115,7 @@ def main(words: list[str]) -> int:
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun | None:
-    """The run or certificate whose speed is used. A certificate also sets the speed of saving."""
+    """The run or certificate whose speed the plan uses; None if no flag names one. A certificate also sets `own.save_gbps`."""
     given = [flag for flag in ("from_certificate", "from_run", "mfu") if getattr(own, flag) is not None]
     if len(given) > 1:
         raise UserError(f"--{given[1]} and --{given[0]} both decide the speed; give one of them (--{given[0]})")
@@ -127,14 +127,14 @@ def _source(own: argparse.Namespace) -> MeasuredRun | None:
 
 
 WITHOUT_RECIPE = ["command", "flops", "days", "devices", "hardware", "mfu", "scaling_efficiency", "price", "json", "markdown"]
-"""The flags that a budget takes without a recipe."""
+"""The flags that `plan` takes without a recipe, if `--flops` or `--days` gives a budget."""
 
 
 NO_SPEED = "--days needs hardware whose dense peak is known (--hardware h100-sxm), or give --flops"
 
 
 def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
-    """Print the models of a budget."""
+    """Print the compute-optimal models of a budget, which needs no recipe; returns 0."""
     others = [name for name, value in vars(own).items() if name not in WITHOUT_RECIPE and value != flags.get_default(name)]
     refuse([f"--{name} needs a recipe (--config)" for name in others])
     hardware = None if own.hardware is None else _hardware(own.hardware)
@@ -149,12 +149,12 @@ def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
 
 
 def _hardware(name: str | None) -> Hardware:
-    """The hardware of `--hardware`."""
+    """The hardware that `--hardware` names: None or "auto" is this machine, whose speed "auto" measures."""
     return this_machine(measure=name == "auto") if name in (None, "auto") else find(name)
 
 
 def _options(own: argparse.Namespace, measured: MeasuredRun | None = None) -> Options:
-    """The assumptions that the flags give."""
+    """The assumptions of the plan, as the flags give them."""
     given = {each.name: getattr(own, each.name) for each in fields(Options) if getattr(own, each.name, None) is not None}
     return Options(**given, price_usd_hour=own.price, served_tokens=own.serve_tokens, measured=measured)
 

@@ -1,4 +1,4 @@
-"""`python -m lit_llm prepare`: tokenise text into shards, and let a teacher read them."""
+"""`python -m lit_llm prepare`: tokenise text into shards, and write beside them what a teacher predicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """Entry point; returns the exit code.
+    """Run the command `prepare` with its arguments; returns the exit code.
 
     `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`; `--data.paths` alone means `TextFiles`.
     """
@@ -113,11 +113,11 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
 
 
 def _blocks(data: TokenDataModule) -> str:
-    """Flags for the blocks that a teacher has read."""
+    """The flags of `fit` for the block size and the packing with which the teacher has read the data."""
     return f" --data.block_size {data.block_size} --data.packing {data.packing}"
 
 
 def _ids(manifest: Manifest) -> str:
-    """How documents begin and end."""
+    """The ids with which documents begin and end, as a text."""
     begins = "begin with their text" if manifest.bos_id is None else f"begin with id {manifest.bos_id}"
     return f"{begins} and end with id {manifest.eos_id}"

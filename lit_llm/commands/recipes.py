@@ -45,7 +45,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command `recipes` with its arguments; returns the exit code."""
     parser, commands = _parsers()
     own, rest = parser.parse_known_args(arguments or ["list"])
     if own.command != "show":
@@ -76,7 +76,7 @@ def _known(name: str) -> Path:
 
 
 def table() -> list[dict[str, str]]:
-    """The facts in the header of each recipe. Overlays are not included."""
+    """For each recipe its name, its title and the facts in its header. Overlays are not included."""
     return [
         {
             "name": name,

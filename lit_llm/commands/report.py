@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write_curve(name: str, out: Path, notes: list[str], *, replace: bool) -> None:
-    """Write the curve of a run, after facts about it and the user's notes, such as the hardware."""
+    """Write the curve of a run as a CSV. Its head has facts about the run, and `notes` by the user, such as the hardware."""
     from lit_llm.checkpoint.disk_format import read_manifest
     from lit_llm.runs.curve import versions_text
     from lit_llm.runs.loaded_run import LoadedRun
@@ -85,7 +85,7 @@ def _write_curve(name: str, out: Path, notes: list[str], *, replace: bool) -> No
 
 
 def _report(own: Namespace) -> Iterator[str]:
-    """Write the page of a run, and say what it does not have."""
+    """Write the page of a run, and yield a note for each part that the page cannot show."""
     from lit_llm.reporting.report_page import missing, report_page
     from lit_llm.reporting.run_curves import RunCurves, named
     from lit_llm.reporting.sweep_runs import named_run
@@ -100,7 +100,7 @@ def _report(own: Namespace) -> Iterator[str]:
 
 
 def _compare(own: Namespace) -> Iterator[str]:
-    """Write the page of several runs, and say the ranking and the most important notes."""
+    """Write the page of several runs, and yield the lines of the ranking and the most important notes."""
     from lit_llm.reporting.comparison_page import MOST_NOTES, comparison_page, notes, rankings
     from lit_llm.reporting.run_curves import RunCurves, named
     from lit_llm.reporting.sweep_runs import named_run, sweep_runs
@@ -122,7 +122,10 @@ def _compare(own: Namespace) -> Iterator[str]:
 
 
 def _places(ranking: Ranking, *, of_several: bool) -> Iterator[str]:
-    """A line for each setting: its place, its value and the step of the value. A single setting has no place, but a reason."""
+    """Yield a line for each setting: its place, its value and the step of the value.
+
+    A single setting has no place. If there are several rankings (`of_several`), its line says why.
+    """
     why = " (no place: no other run has this task, text and tokenizer)" if of_several else ""
     for i, place in enumerate(ranking.places, 1):
         run = place.runs[0]

@@ -37,11 +37,12 @@ _QUIET: dict[str, Any] = {
 }
 
 Planned = Callable[[int, float], float]
-"""The rate of the recipe's schedule from the number of the update and the configured rate."""
+"""A function of (number of the update, configured rate) that returns the rate by the recipe's schedule."""
 Rate = Callable[[int, str, float, Planned], float]
-"""The rate of a parameter group, from the update's number, the option that sets it, its configured value and the schedule."""
+"""A function that returns the rate of a parameter group. Its arguments: the number of the update, the option that sets the
+group's rate (`lr`, `adamw_lr`), the value of this option, and the schedule."""
 Ends = Callable[[Sequence[float]], bool]
-"""Whether the run ends, from its losses so far. It is called after each step."""
+"""A function that is called after each step with the losses so far, and returns whether the run ends."""
 
 
 def _not_finite(losses: Sequence[float]) -> bool:
@@ -65,7 +66,8 @@ class ShortRuns:
         data_options: arguments of the data module that further runs use instead of the recipe's.
 
     Raises:
-        UserError: `fit` would refuse the recipe (one sentence a line), the run has no length, or the optimizer no rate.
+        UserError: `fit` would refuse the recipe (one sentence a line), the run has no length, the optimizer no option `lr`, or
+            the schedule is `Decay`.
     """
 
     def __init__(self, arguments: Arguments) -> None:
@@ -97,7 +99,7 @@ class ShortRuns:
         return min(self.steps, max(least, round(0.1 * self.steps)))
 
     def sweep(self, key: str, rates: Sequence[float], ends: Ends, *, seed: int) -> list[float]:
-        """Losses of one run whose rate `key` takes the values `rates`, one a step. The optimizer's other rates are constant."""
+        """Losses of a run in which the rate `key` has one of `rates` at each step. The optimizer's other rates are constant."""
 
         def rate(t: int, of: str, configured: float, planned: Planned) -> float:
             return configured * (rates[t - 1] / rates[0] if of == key else 1.0)
@@ -105,7 +107,7 @@ class ShortRuns:
         return self._run({key: rates[0]}, seed, len(rates), rate, ends)
 
     def probe(self, rates: dict[str, float], steps: int, *, seed: int, observers: Sequence[Callback] = ()) -> list[float]:
-        """Losses of a short run with the recipe's compressed schedule. The run ends early if a loss is not finite."""
+        """Losses of a run of `steps` steps, with the whole schedule compressed into them. An infinite or NaN loss ends it."""
 
         def compressed(t: int, of: str, configured: float, planned: Planned) -> float:
             return planned(max(1, round(t * self.steps / steps)), configured)
@@ -122,7 +124,12 @@ class ShortRuns:
         ends: Ends = _not_finite,
         frozen_after: int | None = None,
     ) -> list[float]:
-        """Losses of the first steps of the run itself. The weights do not change after `frozen_after` steps."""
+        """Losses of the first `steps` steps of the recipe's run, with its schedule as it is.
+
+        Args:
+            rates: option of the optimizer → rate that replaces the recipe's. None: all rates are the recipe's.
+            frozen_after: the step after which the weights no longer change. None: they always change.
+        """
         end = self.steps if frozen_after is None else frozen_after
 
         def unchanged(t: int, of: str, configured: float, planned: Planned) -> float:
@@ -150,7 +157,10 @@ class ShortRuns:
 
     @contextmanager
     def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[RunObjects]:
-        """Build the recipe with these rates, and with other weights and another order of the data for each seed."""
+        """Build the recipe with these rates, and with other weights and another order of the data for each seed.
+
+        `limits`: arguments of the Trainer that replace the recipe's.
+        """
         settings: dict[str, Any] = {"batch_ramp": None}
         settings |= {f"data.init_args.{key}": value for key, value in self.data_options.items()}
         settings |= {f"optimizer.init_args.{key}": rate for key, rate in rates.items()}
@@ -167,7 +177,7 @@ class ShortRuns:
 
 
 def _steps_of(built: RunObjects) -> int:
-    """Optimizer steps of the recipe's run; -1: unknown."""
+    """Optimizer steps of the recipe's run; -1 if the settings give no length."""
     data, limits = built.datamodule, built.config.trainer
     if isinstance(data, TokenDataModule) and limits.max_epochs not in (None, -1):
         data.prepare_data()

@@ -92,7 +92,7 @@ class Arguments:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Every value, in order."""
+        """Every value that the items assign, in the order in which they apply."""
         return [assignment for i, item in enumerate(self.items) for assignment in _assignments_of(item, i)]
 
     def value_of(self, key: str) -> Any:
@@ -100,7 +100,7 @@ class Arguments:
         return next((a.value for a in reversed(self.assignments) if a.key == key), None)
 
     def asks_for(self, *keys: str) -> Flag | None:
-        """The first flag with one of these keys."""
+        """The first flag with one of these keys; None if there is none."""
         return next((item for item in self.items if isinstance(item, Flag) and item.key in keys), None)
 
     def without(self, dropped: list[Assignment]) -> Arguments:
@@ -115,7 +115,7 @@ class Arguments:
         return replace(self, items=items)
 
     def words(self) -> list[str]:
-        """The words that the recipe parser takes, with files as YAML text."""
+        """The words for the recipe parser: `--config=` with the YAML text of each recipe file, then the flags with a value."""
         words = [f"--config={dump_yaml(item.content)}" for item in self.items if isinstance(item, RecipeFile) and item.content]
         # A class comes before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
         # arguments after `--trainer.callbacks+ X` belong to X.
@@ -170,7 +170,7 @@ def leaves(
 
 
 def pruned(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
-    """A nested dict without the leaves with these keys, and without dicts that become empty."""
+    """A nested dict without the values at `keys`, dotted as by the function `leaves`, and without dicts that become empty."""
     kept: dict[str, Any] = {}
     for name, value in tree.items():
         key = prefix.rstrip(".") if name == "class_path" else f"{prefix}{name}"
@@ -207,7 +207,7 @@ def refuse_other_encodings(words: list[str]) -> None:
 def read(words: list[str]) -> Arguments:
     """Read the arguments of a command that takes a recipe.
 
-    `--run DIR` stands for the config.yaml in that run folder, and `--run_dir DIR`. `--config NAME` finds shipped recipes.
+    `--run DIR` stands for the config.yaml in that run folder, and for `--run_dir DIR`. `--config NAME` finds shipped recipes.
 
     Raises:
         UserError: A recipe file cannot be read, or --run does not name a run folder. The text has a line for every mistake.
@@ -248,10 +248,10 @@ def read(words: list[str]) -> Arguments:
 
 
 def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
-    """The items with the settings that follow from a depth, after the first file that has one: all later items override them.
+    """Insert the settings that follow from the last given depth after the first file that has one. Later items override them.
 
     Raises:
-        UserError: The last depth that is given is out of range, or no recipe has one.
+        UserError: A depth is out of range, or a flag gives a depth although no recipe file has one.
     """
     depth: int | None = None
     place = 0
@@ -286,7 +286,7 @@ def needs_value(key: str) -> str:
 
 
 def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
-    """(flags with their values, a sentence for each word that is neither, keys of flags that lack their value)."""
+    """(flags with their values, a sentence for each word that is no flag or value, keys of flags that lack their value)."""
     flags: list[Flag] = []
     problems: list[str] = []
     bare: list[str] = []
@@ -350,7 +350,7 @@ def _with_base(path: Path) -> list[RecipeFile]:
 
 
 def with_init_args(tree: Any, group: str = "") -> Any:
-    """The recipe with arguments beside `class_path` moved into `init_args`; a flag with a dict may have them there, too."""
+    """A recipe, or a dict given by a flag, with the arguments that stand beside a `class_path` moved into its `init_args`."""
     if not isinstance(tree, dict):
         return tree
     content = {name: with_init_args(value, group or str(name)) for name, value in tree.items()}
@@ -365,7 +365,7 @@ def with_init_args(tree: Any, group: str = "") -> Any:
 
 
 def own_tokenizer(run: Path) -> list[Flag]:
-    """The run folder's copy of its tokenizer, if the file that the run was started with no longer exists."""
+    """A flag for the tokenizer's copy in the run folder, if the file that the run was started with no longer exists."""
     content = content_of(run / CONFIG)
     try:
         path = content["data"]["init_args"]["tokenizer"]["init_args"]["path"]

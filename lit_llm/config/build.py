@@ -1,5 +1,5 @@
-"""From a run's settings to its model, data and Trainer: decides what is open, builds all cheap objects, checks everything, and
-only then builds the model.
+"""From a run's settings to its model, data and Trainer: decides what the settings leave open, builds all cheap objects, checks
+everything, and only then builds the model.
 
 Every command that takes a recipe calls `build`.
 """

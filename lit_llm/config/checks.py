@@ -1,4 +1,4 @@
-"""Checks of a run, given its objects. Each returns a sentence for each problem, and changes nothing."""
+"""Checks of a run, given its objects. Each check returns a sentence for each problem that it finds, and changes nothing."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _lora_problems(objects: RunObjects) -> list[str]:
 
 
 def training_problems(objects: RunObjects) -> list[str]:
-    """Problems of the callbacks, and of the end, of a run of `fit`."""
+    """Problems of the callbacks of a run of `fit`, and whether it has an end. No problems for other commands."""
     if not objects.spec.fits or objects.trainer is None:
         return []
     problems = callback_problems(objects.trainer, objects.datamodule)
@@ -102,7 +102,7 @@ def training_problems(objects: RunObjects) -> list[str]:
 
 
 def data_problems(objects: RunObjects) -> list[str]:
-    """Problems of the layout over devices, and of the data for it. A sentence about missing files is a `MissingFiles`."""
+    """Problems of the layout over devices, and of the data for it. Sentences about missing files have the type MissingFiles."""
     data, trainer = objects.datamodule, objects.trainer
     ranks: int | None = 1
     problems: list[str] = []
@@ -133,7 +133,7 @@ def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str
 
 
 def batch_notes(objects: RunObjects) -> list[str]:
-    """Notes about a run of `fit` without problems whose micro-batches are far smaller than they may be."""
+    """Notes if micro-batches of a `fit` are far smaller than they may be. Call this only for a run without problems."""
     data, trainer = objects.datamodule, objects.trainer
     ranks = None if trainer is None or not objects.spec.fits else _layout(objects, trainer)[0]
     if ranks is None or not isinstance(data, TokenDataModule):
@@ -154,7 +154,7 @@ def checkpoint_problems(objects: RunObjects) -> list[str]:
 
 
 def base_of_adapters(objects: RunObjects) -> tuple[Path | None, list[str]]:
-    """(frozen weights of a LoRA run that resumes or is evaluated, why they cannot be used). Only rank 0 looks for them.
+    """(frozen weights of a LoRA run that resumes or is evaluated, why they cannot be used). Other ranks than 0 get (None, []).
 
     init_from names them, as when the run began. If that folder is gone, the checkpoint knows where they were.
     """
@@ -196,7 +196,7 @@ def evaluation_problems(objects: RunObjects) -> list[str]:
 
 
 def _average_problems(objects: RunObjects, saved: SavedRun) -> list[str]:
-    """Why the average of the weights in a checkpoint cannot be used, if it is asked for."""
+    """Why the average of the weights that `--use_ema` asks for cannot be used: empty if it can, or is not asked for."""
     if not objects.spec.uses_average or not is_rank_zero():
         return []
     if objects.spec.fits and objects.spec.lora is not None:

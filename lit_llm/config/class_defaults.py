@@ -162,7 +162,7 @@ def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def fill_adamw(config: Namespace, given: set[str]) -> list[str]:
-    """Give the optimizer of the short name `AdamW` the values of language models that no source sets; in place. Returns a note.
+    """Set options of `--optimizer AdamW` that no source sets to values for language models, in place. Returns a note.
 
     β and decay are GPT-3's (Brown et al. 2020, appendix B). The rate is 0.003239 − 0.0001395 ln N for N = 12 · layers · width²,
     at most 10^10 (Kaplan et al. 2020, D.1), where nothing else decides it: trained weights, adapters, rates by width.

@@ -93,11 +93,11 @@ CLASSES: dict[str, ClassGroup] = {
 
 
 WARMUPS: dict[str, Domain] = {"warmup_fraction": at_least(0, 1), "warmup_tokens": at_least(0)}
-"""Keys of `schedule` besides its class's `warmup_steps`: a share of the schedule's steps, and tokens (`config.warmup`)."""
+"""Keys of `schedule` that give a warmup other than in steps: as a share of the schedule's steps, or in tokens."""
 
 
 def default_class(key: str) -> str | None:
-    """The class path that a group has, or that its class must extend; None for keys that are no group of `CLASSES`."""
+    """The path of a group's default class or, without one, of its base class; None for keys that are no group of `CLASSES`."""
     return CLASSES[key].default or CLASSES[key].base if key in CLASSES else None
 
 
@@ -106,7 +106,7 @@ _KEYS = {path.rpartition(".")[2]: key for key, path in [*PLAIN.items(), *((key, 
 
 
 def flag_of(owner: type, argument: str | None) -> str | None:
-    """The flag of a class that a group names, or of one of its arguments; None for any other class."""
+    """The flag of a class that a group can name, or with `argument` the flag of this argument; None for any other class."""
     key = next((_KEYS[base.__name__] for base in owner.__mro__ if base.__name__ in _KEYS), None)
     return key and f"--{key}" + (f".{argument}" if argument else "")
 
@@ -114,7 +114,7 @@ def flag_of(owner: type, argument: str | None) -> str | None:
 ARCHITECTURE = "architecture"
 """The group that names any torch.nn.Module to train instead of lit_llm's GPT."""
 OF_ARCHITECTURES = ("block_size", "vocab_size", "eos_id")
-"""The settings of `model` that apply to such a module."""
+"""The settings of `model` that apply to the module that `architecture` names."""
 
 GROUPS: tuple[str, ...] = (
     "model",
@@ -262,6 +262,6 @@ LAUNCH_ONLY = ("replace", "accept_changes", "additional_steps", "check_against",
 
 
 def options_of(command: Command) -> list[Option]:
-    """The options that a command accepts: its own, and options of `fit` that a run's config.yaml can have, to ignore them."""
+    """The options that a command accepts: its own, and those of `fit` that a run's config.yaml can have, which it ignores."""
     kept = [option for option in OPTIONS if "fit" in option.commands and option.name not in LAUNCH_ONLY]
     return [option for option in OPTIONS if command in option.commands or option in kept]

@@ -32,16 +32,16 @@ _LISTED: dict[str, tuple[str, ...]] = {
 }
 """The groups in the help of a command. The help of `fit` has all groups."""
 _A_LINE_EACH = ("model", "loss", "compute", "optimizer", "data", "schedule", "checkpoint")
-"""The groups whose keys have a line each in a command's help. It lists only keys and defaults of the other groups."""
+"""The groups whose keys have a line each in a command's help. Of other groups, the help lists only keys and defaults."""
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
 
 
 Flags = Mapping[str, tuple[str, str]]
-"""Name → default and help."""
+"""Flags of a command that are no keys of a recipe: name → (default, help)."""
 
 
 class Key(NamedTuple):
-    """One key that can be set."""
+    """One key that can be set, with its type and default as the help writes them."""
 
     name: str
     type: str
@@ -55,7 +55,7 @@ def print_help(command: Command, group: str | None, program: str, own: Flags) ->
     Args:
         group: a group, a group and one of its classes, like `schedule.WSD`, or keys within a group, like `model.moe`.
         program: how the command is called.
-        own: flags of the command that are no keys of a recipe.
+        own: (default, help) of each flag of the command that is no key of a recipe, by name.
 
     Raises:
         UserError: There is no such group or class.

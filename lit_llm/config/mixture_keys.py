@@ -7,7 +7,7 @@ from lit_llm.core.yaml_reading import read_yaml
 
 
 def with_empty_sources(words: list[str]) -> list[str]:
-    """The words with an empty `data.sources` before its first key, unless a word before it sets one of these keys."""
+    """Insert `--data.sources={}` before the first flag `--data.sources.KEY`, unless an earlier word sets such a key."""
     first = next((i for i, word in enumerate(words) if word.startswith("--data.sources.")), None)
     if first is None:
         return words

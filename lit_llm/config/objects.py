@@ -36,7 +36,9 @@ class RunObjects:
 
     Attributes:
         parts: the objects of the groups, by group; groups that are off, or could not be built, are missing.
-        optimizer: the optimizer for two small parameters.
+        architecture: the custom model that the recipe names; None: a GPT.
+        follower: compares the losses with a reference curve; None without `check_against`.
+        optimizer: the recipe's optimizer, made for two small parameters to find out whether it accepts its settings.
         trainer: the Trainer. None: `prepare` has none, and neither has a run whose settings are refused.
         strategy: the strategy that trains: the Trainer's, or for another machine, the one that the recipe names.
         problems: why objects are missing, one sentence each.
@@ -72,7 +74,7 @@ class RunObjects:
 
 
 def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
-    """Build the objects that a run names, but its model, and let its data follow its model and its Trainer.
+    """Build all objects of a run but its model, and give its data the settings that follow from the model and the Trainer.
 
     Args:
         replaced: Trainer settings used instead of the recipe's.
@@ -106,7 +108,7 @@ def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
 
 
 def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimizer:
-    """The recipe's optimizer for parameter groups."""
+    """Build the recipe's optimizer for parameter groups."""
     chosen = config.optimizer.as_dict()
     if chosen["class_path"] == REPLACED:  # torch's Muon takes matrices only
         chosen["class_path"] = "lit_llm.optim.TorchMuon"
@@ -114,7 +116,7 @@ def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimiz
 
 
 def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
-    """The optimizer for two small parameters.
+    """Build the recipe's optimizer for two small parameters, a matrix and a vector.
 
     Raises:
         UserError: It cannot be built.
@@ -134,7 +136,7 @@ def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
 
 
 def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | None, replaced: Mapping[str, Any]) -> Trainer:
-    """The Trainer.
+    """Build the Trainer of a run.
 
     Raises:
         UserError: Its settings do not fit this machine, or Lightning refuses them.

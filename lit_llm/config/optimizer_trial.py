@@ -24,7 +24,10 @@ _INSTEAD = "AdamW, Lion and MuonAdamW do (--optimizer AdamW, or --trainer.strate
 
 
 def optimizer_problems(strategy: object, make_optimizer: MakeOptimizer, class_path: str) -> list[str]:
-    """A sentence if the optimizer cannot make a step with a strategy, or if its state could not be saved and restored."""
+    """A sentence if the optimizer cannot make a step with a strategy, or if its state could not be saved and restored.
+
+    `class_path` is the optimizer's, for the sentence.
+    """
     name = class_path.rpartition(".")[2]
     state, reason = _step(make_optimizer, lambda whole, _: whole)
     if reason is not None:
@@ -46,7 +49,10 @@ def optimizer_problems(strategy: object, make_optimizer: MakeOptimizer, class_pa
 
 
 def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[Any], str | None]:
-    """(values of the optimizer's state after one step, why the step failed or None)."""
+    """(values of the optimizer's state after one step, why the step failed or None).
+
+    `distribute` makes a tensor distributed with a placement, or returns it as it is.
+    """
 
     def parameter(shape: tuple[int, ...], where: Placement) -> nn.Parameter:
         value = nn.Parameter(distribute(torch.full(shape, 0.5), where))
@@ -74,7 +80,7 @@ def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[A
 
 
 def _not_restorable(state: list[Any]) -> str | None:
-    """The class of the first value that loading with `weights_only` refuses or changes."""
+    """The class of the first value of a state that `torch.load(weights_only=True)` refuses or changes; None if all return."""
     for value in state:
         file = io.BytesIO()
         with contextlib.suppress(Exception):  # pickle and torch raise many types

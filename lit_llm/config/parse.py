@@ -1,4 +1,4 @@
-"""From arguments to a run. Nothing is built or written here, and only recipe files are read."""
+"""From arguments to a RunSpec. No objects are built and no files written here, and only recipe files are read."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ _ALTERNATIVES = (
     (("trainer.max_steps",), ("trainer.max_epochs",)),  # if one source sets both, a run ends at the first
     (("data.paths",), ("data.train", "data.val")),
 )
-"""Pairs of sides. If a source sets keys of one side, those of the other side in the sources before it no longer count."""
+"""Pairs of alternatives. If a source sets keys of one alternative, earlier sources' values for the other no longer count."""
 
 
 def _without_earlier_alternatives(arguments: Arguments) -> tuple[Arguments, list[str]]:
-    """(the arguments without settings that a later source replaces by others of the same purpose, a sentence for each).
+    """(the arguments without values that no longer count by the rule of `_ALTERNATIVES`, a sentence for each such value).
 
     So `--trainer.max_epochs` counts, and not a recipe's `max_steps`.
     """
@@ -85,7 +85,7 @@ def _without_earlier_alternatives(arguments: Arguments) -> tuple[Arguments, list
 
 
 def _with_class_paths(arguments: Arguments) -> Arguments:
-    """The arguments with the path of its class for each short name that several classes have (`class_path`)."""
+    """The arguments, with short names that several classes have replaced by the path of the class that is meant."""
 
     def chosen(group: str, value: Any) -> Any:
         if isinstance(value, dict) and "class_path" in value:
@@ -104,7 +104,7 @@ def _with_class_paths(arguments: Arguments) -> Arguments:
 
 
 def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
-    """Flags whose text became a number or bool, although the same text in a recipe file is refused."""
+    """A sentence for each flag whose text became a number or bool, although the same text in a recipe file is refused."""
     values = dict(leaves(config.as_dict()))
     return [
         f"{a.key} is {a.value[:20]}, which {why} (--{a.key})"

@@ -1,7 +1,7 @@
 """Explains mistakes in recipes and flags: all of them at once, each with the nearest right key or value.
 
-jsonargparse stops at the first mistake and explains it in up to forty lines, which name its key. So when parsing fails, that
-mistake becomes a sentence, its value is left out, and the rest is parsed again.
+jsonargparse stops at the first mistake and explains it in up to forty lines, which name the key. So when parsing fails, that
+mistake becomes a sentence, the wrong value is left out, and the rest is parsed again.
 
 Only this module reads jsonargparse's messages and decides which exceptions of constructors are a user's mistake.
 """
@@ -64,7 +64,7 @@ def explain(arguments: Arguments, parse: Callable[[Arguments], Namespace]) -> tu
 
 
 def _keys_in(message: str) -> list[str]:
-    """The names in a message of jsonargparse that make up the key of the mistake: `data`, `tokenizer`."""
+    """The parts of the wrong key in a message of jsonargparse: `data` and `tokenizer` if data.tokenizer is wrong."""
     keys = [key for key in re.findall(r'Parser key "([\w.]+)"', message) if key != "config"]
     if keys and (nested := re.findall(r"NestedArg\(key='([\w.]+)'", message)):
         return [keys[0], nested[-1]]
@@ -74,7 +74,11 @@ def _keys_in(message: str) -> list[str]:
 
 
 def _culprit(assignments: list[Assignment], keys: list[str], message: str) -> Assignment | None:
-    """The assignment that a message is about: that of the key, or if there is none, of a longer or shorter key."""
+    """The assignment that a message is about: that of the key or, if there is none, of a key below or above it; or None.
+
+    Args:
+        keys: the parts of the key, from `_keys_in`.
+    """
     inside = len(keys) > 1 and any(a.key.startswith(f"{keys[0]}.") and a.key.endswith(f".{keys[-1]}") for a in assignments)
     for count in range(len(keys), 0, -1):
         key = ".".join(keys[:count])
@@ -92,7 +96,7 @@ def _culprit(assignments: list[Assignment], keys: list[str], message: str) -> As
 
 
 def reason(error: str) -> str:
-    """The message of the class that was built, without jsonargparse's text around it."""
+    """The line of an error that gives the reason: the message of the constructor, without jsonargparse's text around it."""
     lines = [line.strip(" -.") for line in error.splitlines() if line.strip()]
     own = [line for line in lines if re.search(r"\(--[\w.]+\)", line)]
     noise = ("Expected a", "Does not validate", "Problem with given", "Subtypes:", "Errors:", "Given value", "Parser key")
@@ -179,7 +183,10 @@ _IN_TRAINER: dict[str, type] = {"trainer.callbacks": Callback, "trainer.logger":
 
 
 def _missing_class(key: str, value: Any) -> str | None:
-    """Which module or class that a key names does not exist; None if all do, and for other keys."""
+    """Which module or class that the value names does not exist, as the end of a sentence.
+
+    None if all of them exist, or if the key takes no class.
+    """
     base = _IN_TRAINER.get(key)
     if base is None and key not in CLASSES:
         return None

@@ -24,7 +24,7 @@ from lit_llm.training.objective import Objective
 
 
 def _load(text: str) -> Any:
-    """The value of a flag, or the content of a recipe file."""
+    """Read YAML text, which is the value of a flag or the content of a recipe file."""
     value = read_yaml(text)
     if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
         return text  # `{a, b}` and `a:` are dicts of nulls in YAML, but a flag means text by them
@@ -91,7 +91,7 @@ def _add_architecture(parser: RecipeParser) -> None:
 
 
 def _add_trainer(parser: RecipeParser) -> None:
-    """Lightning's Trainer, with one more precision: auto."""
+    """Add the arguments of Lightning's Trainer to the parser, with one more precision: auto."""
     trainer = class_at(PLAIN["trainer"])
     parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"precision"})
     known = get_type_hints(trainer.__init__)["precision"]  # type: ignore[misc]
@@ -105,7 +105,7 @@ def _add_trainer(parser: RecipeParser) -> None:
 
 
 def class_at(class_path: str) -> type:
-    """A class of lit_llm, torch or Lightning."""
+    """The class of lit_llm, torch or Lightning with this path, which must exist."""
     cls = find_class("", class_path)
     assert cls is not None, class_path
     return cls
@@ -132,7 +132,7 @@ def known_classes(key: str) -> dict[str, type]:
 
 
 def class_path(key: str, value: Any) -> Any:
-    """The path of the class that a short name means, if several classes have it: transformers brings another Adafactor."""
+    """The path of the class that a short name means if several classes have it, such as Adafactor; else the value unchanged."""
     if [cls.__name__ for cls in _classes(key)].count(value) < 2:
         return value
     cls = known_classes(key)[value]
@@ -140,7 +140,7 @@ def class_path(key: str, value: Any) -> Any:
 
 
 def _is_meant(cls: type) -> bool:
-    """Whether a short name that several classes have means this class."""
+    """Whether a short name that several classes have means this class: it does if the class is no other package's."""
     return cls.__module__.startswith(("lit_llm.", "torch.", "lightning."))
 
 

@@ -26,7 +26,7 @@ from lit_llm.models.gpt import GPTConfig
 
 
 def launcher_problem(strategy: object) -> str | None:
-    """Why a strategy's name is refused: spawned and forked processes would need every callback to be pickled."""
+    """Why a strategy's name is refused: spawned and forked processes would need every callback to be pickled. Else None."""
     if isinstance(strategy, str) and strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
         return f"trainer.strategy is {strategy}, but its way to start processes is not supported (--trainer.strategy ddp)"
     return None
@@ -48,7 +48,10 @@ def device_problems(trainer: Trainer, compute: ComputeConfig | None, model: GPTC
 
 
 def optimizer_device_problem(trainer: Trainer, optimizer: Namespace) -> str | None:
-    """Why the optimizer's options do not work on the device. Torch would refuse capturable in the first step, foreach never."""
+    """Why the optimizer's options do not work on the device, or None.
+
+    torch itself refuses `capturable` only in the first step, and never refuses `foreach`.
+    """
     device, options = trainer.strategy.root_device.type, optimizer.get("init_args") or {}
     if options.get("capturable") is True and device == "cpu":
         return f"optimizer.capturable is true, but works on GPUs only, not on {device} (--optimizer.capturable false)"

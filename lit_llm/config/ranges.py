@@ -1,4 +1,4 @@
-"""Values of a recipe that its arguments do not allow: numbers outside their range, and null.
+"""Finds values of a recipe that its arguments do not allow: numbers outside their range, and null.
 
 lit_llm's classes state the ranges of their arguments; this module has the ranges for classes of torch and Lightning.
 """
@@ -73,7 +73,7 @@ OF_LIBRARIES: dict[str, dict[str, Domain]] = {
 """Ranges of arguments of torch's optimizers and of Lightning's Trainer, by group and argument."""
 
 ANY_NUMBER = Domain()
-"""For numbers of classes that are not lit_llm's, torch's or Lightning's."""
+"""The range of numbers for which no range is stated, such as those of users' classes."""
 
 _OURS = ("lit_llm", "torch", "lightning")
 
@@ -140,8 +140,8 @@ def number_problems(config: Namespace, given: Collection[str]) -> dict[str, str]
 
     Args:
         config: a parsed recipe.
-        given: keys that a recipe or a flag sets. Defaults of foreign classes, such as infinity, are not checked, also where
-            such a class extends one that has a range.
+        given: keys that a recipe or a flag sets. The values of other keys are defaults: they are checked only for classes of
+            lit_llm, torch and Lightning, because another class may have a default such as infinity.
     """
     problems: dict[str, str] = {}
     for argument in arguments_in(config):
@@ -178,7 +178,7 @@ _NEEDED = (*(group for group in PLAIN if group not in OFF), "optimizer", "data")
 
 
 def null_problems(command: Command, config: Namespace) -> list[str]:
-    """A sentence for each key that is null and must not be. A recipe file can say so; jsonargparse does not check the type."""
+    """A sentence for each key that is null and must not be. jsonargparse accepts null in a recipe file, whatever the type."""
     keys = [option.name for option in options_of(command) if config[option.name] is None and not _optional(option.type)]
     keys += [group for group in _NEEDED if config.get(group) is None]
     keys += [
@@ -188,7 +188,7 @@ def null_problems(command: Command, config: Namespace) -> list[str]:
 
 
 def _accepts_null(cls: type, argument: str) -> bool:
-    """Whether an argument's type, its default, or the lack of both, allows null."""
+    """Whether an argument can be null: its default is None, or its type allows None, or no class declares its type."""
     declared = next((each for each in inspect.getmro(cls) if argument in _own_hints(each)), None)
     parameter = all_arguments(cls).get(argument)
     if parameter is not None and parameter.default is None:

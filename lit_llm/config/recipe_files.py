@@ -154,7 +154,7 @@ def shipped() -> dict[str, Header]:
 
 
 def reference_curve(named: str, config_files: list[str]) -> Path:
-    """The file with the curve. "auto" is the curve shipped for the first recipe.
+    """The file with the curve that `--check_against` names. "auto" is the curve shipped for the first recipe.
 
     Raises:
         UserError: No curve is shipped for the recipe.

@@ -65,10 +65,11 @@ def resolved(arguments: Arguments | list[str]) -> str:
 
 
 def decide(spec: RunSpec, *, run_dir: Path | None = None, machine: OtherMachine | None = None) -> RunSpec:
-    """The run with everything decided that its arguments leave open, but the end that epochs set. Seeds this process.
+    """Decide everything that the arguments of a run leave open, but the number of steps of its epochs. Seeds this process.
 
     Args:
         run_dir: the folder of a run that is thrown away. None: the folder that the spec names.
+        machine: the devices that the run is planned for; None: this machine.
 
     Raises:
         UserError: A value is null that must not be, or the weights that the model depends on cannot be used.

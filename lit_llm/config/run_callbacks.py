@@ -27,6 +27,7 @@ def run_callbacks(
         own: the callbacks of trainer.callbacks.
         groups: the callbacks of the recipe's groups, in the order of `groups.CALLBACKS`.
         saves: whether the run writes its folder.
+        progress_bar: whether progress is shown. If not, the callback TrainingProgress is left out.
     """
     chosen = [each for each in groups if progress_bar or not isinstance(each, callbacks.TrainingProgress)]
     if not spec.fits:  # only callbacks that show progress or score take part
@@ -43,7 +44,7 @@ def run_callbacks(
 
 
 def _of_launches(spec: RunSpec, kept: list[Callback]) -> Iterator[Callback]:
-    """The callbacks, with more of them that only a run which is kept needs: they watch it, refuse it and guard its folder."""
+    """Yield `kept`, with callbacks that only a run whose folder is kept needs: to watch it, refuse it and guard the folder."""
     yield ProgressWatch(spec.config.hang_timeout, spec.log_dir or spec.run_dir)
     yield StayEnded(spec.start.end is not None)
     for callback in kept:

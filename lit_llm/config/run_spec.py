@@ -27,7 +27,7 @@ from lit_llm.runs.run_folder import expanded
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run. Nothing changes it: `resolve.read_spec` reads it from arguments; `resolve.decide` decides what they leave open.
+    """A run's settings: `resolve.read_spec` reads them from arguments, `resolve.decide` returns a copy with all decided.
 
     Attributes:
         config: every setting, with the defaults of the chosen classes. `decide` sets run_dir, resume and seed_everything, and
@@ -92,13 +92,13 @@ class RunSpec:
 
     @property
     def lacks_weights(self) -> bool:
-        """Whether training would start from random weights. A plan needs none if the recipe describes the model."""
+        """Whether training would start from random weights. False for a plan if the recipe itself describes the model."""
         starts = self.fits and self.named_weights is None and self.start.checkpoint is None
         return starts and not (self.machine is not None and self.describes_model)
 
     @property
     def uses_average(self) -> bool:
-        """Whether --use_ema applies. In the recipe of a run that is evaluated, it was about the run's --init_from."""
+        """Whether use_ema applies. In an evaluation only the flag counts: in the run's recipe it was about `init_from`."""
         return bool(self.config.use_ema) and (self.fits or self.arguments.asks_for("use_ema") is not None)
 
     def with_settings(self, settings: Mapping[str, Any]) -> RunSpec:

@@ -107,7 +107,7 @@ _SHARDS, _TEXTS = "--data TokenShards for token shards", "--data TextFiles for t
 _READ_WITH = {"data.path": _SHARDS, "data.paths": _TEXTS} | dict.fromkeys(
     ("data.train", "data.val", "data.test"), f"{_SHARDS} or {_TEXTS}"
 )
-"""Keys of data that their classes have, and the default class lacks."""
+"""For keys that the default class of `data` lacks: the flag of a class that has the key."""
 
 
 def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[str] = ()) -> str:
@@ -182,7 +182,7 @@ def _arguments_of_class(module: str, node: ast.ClassDef) -> set[str] | None:
 
 
 def _imported_from(module: str, tree: ast.Module, name: str) -> tuple[str, str] | None:
-    """The module that `name` is imported from, and its name there."""
+    """The module that `name` is imported from, and its name there; None if `module` does not import it."""
     for node in (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)):
         for alias in node.names:
             if (alias.asname or alias.name) in (name, "*"):

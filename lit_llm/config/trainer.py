@@ -41,7 +41,7 @@ def make_trainer(spec: RunSpec, groups: list[Callback], *, extra_logger: Logger 
     Args:
         groups: callbacks of the recipe's groups.
         extra_logger: a logger beside the recipe's.
-        replaced: settings used instead of the recipe's.
+        replaced: Trainer settings used instead of the recipe's.
     """
     if spec.start.step is not None:
         _continue_logged_runs(spec.config.trainer.get("logger"), spec.run_dir)

@@ -22,10 +22,10 @@ _IN_CONFIG = "schedule.init_args.warmup_steps"
 
 
 def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, list[str]]:
-    """Take warmups as shares or in tokens out of the arguments. The last leaves a flag for 0 steps, until `settle_warmup`.
+    """Remove warmups that are a share or in tokens from the arguments. If one counts, a flag for 0 steps is its placeholder.
 
     Returns:
-        The arguments; the share or the tokens that count, None if steps do; one sentence for each mistake.
+        The arguments; the share or tokens for `settle_warmup`, None if steps are given; one sentence for each mistake.
     """
     given = [_as_number(a) for a in arguments.assignments if a.key in (STEPS, FRACTION, TOKENS)]
     if all(a.key == STEPS for a in given):
@@ -43,7 +43,7 @@ def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, lis
 
 
 def _as_number(warmup: Assignment) -> Assignment:
-    """The assignment, with a value that is text as YAML reads it."""
+    """The assignment; if its value is text, with the value that YAML reads from this text."""
     try:
         return replace(warmup, value=read_yaml(warmup.value)) if isinstance(warmup.value, str) else warmup
     except InvalidYaml:

@@ -38,8 +38,8 @@ def set_max_steps(trainer: Trainer, steps: int) -> None:
 def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) -> None:
     """Set the numbers of micro-batches that a resumed run has made. Lightning computes from them where accumulation begins.
 
-    They disagree with the optimizer steps when a run resumes with another accumulation (other ranks or micro-batches), or from
-    a checkpoint taken between two steps: the first step would then average over a part of a batch.
+    The checkpoint's numbers disagree with the optimizer steps when a run resumes with another accumulation (other ranks or
+    micro-batches), or from a checkpoint taken between two steps: the first step would then average over a part of a batch.
 
     Args:
         made_before: number of micro-batches in the first n steps with the present accumulation, as a function of n.
@@ -66,7 +66,7 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
 
 
 def keep_order_of_loaders(trainer: Trainer) -> None:
-    """Deal a training loader's samples out to the ranks in its own order. Lightning shuffles every loader if there are two."""
+    """Make ranks get samples in each training loader's own order. Lightning itself shuffles every loader if there are two."""
     connector = trainer._data_connector
     prepare = connector._prepare_dataloader
     connector._prepare_dataloader = lambda loader, shuffle, mode: prepare(  # type: ignore[assignment,method-assign]
@@ -90,7 +90,10 @@ def checkpoints_activations(strategy: FSDPStrategy) -> bool:
 
 
 def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
-    """Call `do` in each process that Lightning has launched, before it connects them. Its result is kept until they are."""
+    """Call `do` in each process that Lightning has launched, before Lightning connects the processes.
+
+    The result of `do` is kept alive until the processes are connected.
+    """
 
     def do_and_connect(connect: Callable[[], None]) -> None:
         kept = do()
@@ -101,7 +104,9 @@ def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
 
 
 def watch_launched(ended: Callable[[int, int], None]) -> None:
-    """When a process that Lightning has launched ends, call `ended` in a thread. Lightning itself would kill this process.
+    """When a process that Lightning has launched ends, call `ended` in a thread, instead of Lightning's own watcher.
+
+    If a launched process fails, that watcher kills the present process.
 
     Args:
         ended: takes the rank on this machine and the exit code, which is negative for a signal.
@@ -122,7 +127,7 @@ def set_process_group_backend(strategy: ModelParallelStrategy, backend: str) -> 
 
 
 def connect_processes(strategy: ModelParallelStrategy) -> None:
-    """Run the first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks. The mesh is the second."""
+    """Run the first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks; not the mesh."""
     assert strategy.accelerator is not None
     strategy.accelerator.setup_device(strategy.root_device)
     strategy._setup_distributed()

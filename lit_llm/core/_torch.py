@@ -1,4 +1,4 @@
-"""Private names of torch. `lit_llm.callbacks._torch` has those that callbacks need. No other module uses a private name."""
+"""Private names of torch. `lit_llm.callbacks._torch` has those that callbacks need; other modules use no private names."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ LOCAL_SCALAR = torch.ops.aten._local_scalar_dense  # the operator of Tensor.item
 
 
 def draws_random_numbers(operator: Any) -> bool:
-    """Whether the results of an operator differ between calls."""
+    """Whether an operator draws random numbers, so that its results differ between equal calls."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
-    """The arguments that an operator writes to."""
+    """Those arguments of a call `operator(*args, **options)` that the operator writes to."""
     arguments = []
     for i, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -87,7 +87,7 @@ def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any
 
 
 def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace a parameter or buffer of a module by any tensor."""
+    """Replace the parameter or buffer `name` of a module by any tensor, also by one that is no nn.Parameter."""
     kind = module._parameters if name in module._parameters else module._buffers
     kind[name] = tensor  # type: ignore[assignment]
     if isinstance(module, nn.RNNBase):  # an RNN holds its weights twice
@@ -100,7 +100,10 @@ HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # FSDP1: shards in 
 
 
 def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: Iterable[nn.Parameter | Tensor]) -> Any:
-    """Differentiate by `inputs` only, as stages of a pipeline do. Return the values that gradients of `weights` need later."""
+    """Differentiate the sum of outputs by `inputs` only, as stages of a pipeline do.
+
+    Return the gradients, and the values from which gradients of `weights` can be computed later.
+    """
     gradients: Any = [torch.ones_like(output) for output in outputs]
     return stage_backward_input(outputs, gradients, inputs, iter(weights))  # type: ignore[arg-type]
 
@@ -114,12 +117,12 @@ def box_at(
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
-    """Return a mesh's ranks along one dimension. A collective over several dimensions then runs as one."""
+    """Return a mesh of one dimension, called `name`, with the same ranks, so that a collective over all runs as one."""
     return mesh._flatten(name)
 
 
 def unflatten_mesh(mesh: DeviceMesh, dimension: str, sizes: dict[str, int]) -> DeviceMesh:
-    """Return the mesh, under the same root mesh, with one dimension split into several, whose product is its size."""
+    """Return the mesh, under the same root mesh, with `dimension` split into dimensions of these names and sizes."""
     return mesh._unflatten(dimension, tuple(sizes.values()), tuple(sizes))
 
 
@@ -153,7 +156,7 @@ def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bo
 
 
 def whole_parameters(unit: FSDPModule) -> list[nn.Parameter]:
-    """Return an FSDP2 unit's unsharded parameters, which its backward pass gives gradients. Its first gather makes them."""
+    """Return an FSDP2 unit's unsharded parameters, which get gradients in its backward pass. Its first gather makes them."""
     return [parameter.unsharded_param for parameter in _parameters_of(unit)]
 
 
@@ -164,10 +167,11 @@ def _parameters_of(unit: FSDPModule) -> list[FSDPParam]:
 def placement_on(
     mesh: DeviceMesh | None, parameters: Mapping[nn.Parameter, Shard]
 ) -> Callable[[nn.Parameter], Shard | ShardPlacementResult | None]:
-    """`shard_placement_fn` of `fully_shard` for a unit in which these parameters are sharded over this mesh and dimension.
+    """Return a `shard_placement_fn` of `fully_shard` for a unit in which some parameters are sharded in another way.
 
     Args:
-        mesh: mesh of shards, or of replicas × shards. None: the mesh of the other parameters.
+        mesh: mesh for these parameters, of shards or of replicas × shards. None: the mesh of the unit's other parameters.
+        parameters: these parameters, with the dimension along which each is sharded.
     """
     if mesh is None:
         return parameters.get
@@ -187,13 +191,20 @@ def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
 
 
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
-    """(ranks · r, …) → the same shape. Rows i · r to (i + 1) · r go to rank i; these rows of the result come from rank i."""
+    """Exchange rows between ranks: (ranks · r, …) → the same shape.
+
+    Rows i · r to (i + 1) · r of the input go to rank i; the same rows of the result come from rank i.
+    """
     sizes = [rows.size(0) // ranks] * ranks
     return send_rows(rows, sizes, sizes, group)
 
 
 def send_rows(rows: Tensor, sent: list[int], received: list[int], group: str) -> Tensor:
-    """(Σ sent, …) → (Σ received, …). The first sent[0] rows go to rank 0; the result's first received[0] rows come from it."""
+    """Exchange rows between ranks: (Σ sent, …) → (Σ received, …).
+
+    The first sent[0] rows of the input go to rank 0, the next sent[1] rows to rank 1, and so on. The first received[0] rows of
+    the result come from rank 0, and so on.
+    """
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_to_all_single(rows.contiguous(), received, sent, group))
 
 
@@ -214,7 +225,7 @@ def collectives_begun() -> int:
 
 
 def last_collective() -> str | None:
-    """Return a text about the last collective or message of this process: "gloo:all_reduce of [[3]] (unfinished)"."""
+    """Describe the last collective or message of this process: "gloo:all_reduce of [[3]] (unfinished)". None: there is none."""
     entries = json.loads(flight_record()).get("entries", [])
     if not entries:
         return None
@@ -224,5 +235,5 @@ def last_collective() -> str | None:
 
 
 def flight_record() -> bytes:
-    """Return the latest collectives of this process as JSON."""
+    """Return torch's record of the latest collectives of this process, as JSON."""
     return _record_of_collectives()

@@ -1,4 +1,4 @@
-"""Micro-batches from batch sizes, and the steps of a batch ramp. No torch, because the planner and data modules use it."""
+"""Micro-batches from batch sizes, and the steps of a batch ramp. Imports no torch: the planner and data modules use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def micro_batch(batch: int, most: int | None, ranks: int, pipeline: Pipeline | N
         batch: sequences per optimizer step over all ranks.
         most: `data.micro_batch_size`. None: no limit.
         ranks: data-parallel ranks.
-        pipeline: if given, it must be able to run the micro-batches of a step.
+        pipeline: None, or a pipeline that must be able to run the number of micro-batches of a step.
 
     Returns:
         The number, or 0 if there is none.
@@ -38,10 +38,12 @@ def micro_batch(batch: int, most: int | None, ranks: int, pipeline: Pipeline | N
 def batch_problem(
     size: int, most: int | None, ranks: int, pipeline: Pipeline | None = None, *, length: int | None = None
 ) -> str | None:
-    """Why the ranks cannot share a batch, with the nearest sizes that they can; None if they can.
+    """Why the ranks cannot share a batch, with the nearest sizes that they can share; None if they can share it.
 
     Args:
-        length: tokens per sequence, for a `size` of a batch ramp, in tokens. None: `size` is the global batch, in sequences.
+        size: size of the batch over all ranks, in the unit that `length` says.
+        most, ranks, pipeline: as in `micro_batch`.
+        length: tokens per sequence; `size` is then a size of a batch ramp, in tokens. None: the global batch, in sequences.
     """
     batch, cut = divmod(size, length or 1)
     if not cut and micro_batch(batch, most, ranks, pipeline):
@@ -64,7 +66,7 @@ def batch_problem(
 
 
 def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> list[str]:
-    """A sentence if micro-batches are smaller than half of `data.micro_batch_size`."""
+    """A list with one sentence if micro-batches are smaller than half of `most` (`data.micro_batch_size`), else empty."""
     size = micro_batch(batch, most, ranks, pipeline)
     what = f"micro-batches of {size}, not data.micro_batch_size {most}: no larger part of a rank's {batch // ranks} sequences"
     return [] if most is None or 2 * size >= most else [f"{what} works (--data.global_batch_size)"]

@@ -1,4 +1,4 @@
-"""Writes small files as a whole, and tells an error of the disk from a bug. No torch."""
+"""Writes small files as a whole, and tells errors of the disk from other errors. Imports no torch."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ def holds_first_copy(tensor: DTensor) -> bool:
 
 
 def differentiable_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor, for plain operators. The gradient of replicas is the sum over their ranks."""
+    """This rank's part of a DTensor, for plain operators. The gradient of a replicated tensor is the sum over its ranks."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
 
 
 def whole_experts(tensor: DTensor) -> list[Placement]:
-    """Placements of (E, …) with which a rank holds every expert whole of which `tensor` gives it a part."""
+    """Placements with which each rank holds, as a whole, every expert of which it holds a part in `tensor` (E, …)."""
     return [Replicate() if isinstance(p, Shard) and p.dim > 0 else p for p in tensor.placements]
 
 
@@ -65,6 +65,9 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
     So the random stream, and every weight, is the same on any number of ranks. Costs the memory of one whole tensor. A
     parameter on the meta device belongs to another stage of a pipeline: its values are drawn on the default device and dropped.
+
+    Args:
+        draw: fills a plain tensor with random values, and returns it.
     """
     if parameter.is_meta:
         draw(torch.empty(parameter.shape, dtype=parameter.dtype))
@@ -76,7 +79,7 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """`local_gradient` of parameters that all have one."""
+    """This rank's part of each parameter's gradient, by `local_gradient`. All parameters must have gradients."""
     grads = []
     for p in params:
         grad = local_gradient(p)

@@ -1,4 +1,4 @@
-"""The exception for a user's mistake, how mistakes are printed, and errors of other libraries as such mistakes."""
+"""The exception for a user's mistake, functions that print mistakes, and functions that turn other errors into mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_llm.core.ranks import is_first_here
 
 
 def not_utf8(text: str) -> str | None:
-    """Return why a name or argument that stands for bytes that are not UTF-8 cannot be used; None if it is UTF-8."""
+    """Return a sentence if an argument or file name stands for bytes that are not UTF-8, and so cannot be used; else None."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -30,7 +30,7 @@ unsaid: list[str] = []
 
 
 def report(message: str, kind: str = "error") -> None:
-    """Print mistakes or notes to stderr, one a line. Only the first process of a run on each machine prints."""
+    """Print the lines of `message` to stderr, each after its kind. Only the first process of a run on each machine prints."""
     for line in message.splitlines():
         if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
@@ -70,10 +70,10 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Raise another library's error about a file from elsewhere as a UserError. Errors of the disk stay as they are.
+    """Raise another library's error about a user's input as a UserError. Errors of the disk stay as they are.
 
     Args:
-        what: the beginning of the sentence, which the reason ends.
+        what: the beginning of the UserError's sentence; the reason follows after a colon.
     """
     try:
         yield
@@ -98,7 +98,7 @@ def failed_outside(error: BaseException) -> str | None:
 
 
 def need(module: str, *, what: str) -> ModuleType:
-    """Import a module of a package that only some formats need.
+    """Import a module of an optional package, which only some features need.
 
     Args:
         what: what needs it, as the subject of a sentence: "Parquet".

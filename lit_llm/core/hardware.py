@@ -59,7 +59,7 @@ class Hardware:
         return self.compute_capability is not None and self.compute_capability < 8
 
     def multiplies(self, precision: str) -> bool:
-        """Whether the device's matrix units, if any, multiply in a Trainer precision."""
+        """Whether the device has fast matrix products in a Trainer precision. False for bf16 on NVIDIA GPUs before Ampere."""
         return not (precision.startswith("bf16") and self.is_before_ampere)
 
     def usd_hour(self, given: float | None) -> tuple[float, float] | None:
@@ -87,7 +87,7 @@ def table() -> dict[str, Hardware]:
 
 
 def device_of(name: str, entry: dict[str, Any]) -> Hardware:
-    """Return the device with the attributes of a file's entry."""
+    """Return the device called `name` with the attributes in `entry`, which a YAML file gives."""
     price = entry.get("price_usd_hour")
     return Hardware(**{"name": name, **entry, "price_usd_hour": None if price is None else (price[0], price[1])})
 
@@ -124,7 +124,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = dict.fromkeys(
 
 
 def from_file(path: Path) -> Hardware:
-    """Read a user's own device from a YAML file: an entry of hardware.yaml with peaks. The device is called like the file.
+    """Read a user's own device, called as the file is, from a YAML file with the keys of `_RULES`.
 
     Raises:
         UserError: the file cannot be read, a key is unknown or missing, or a value is not of its kind.
@@ -168,7 +168,7 @@ def find(name: str) -> Hardware:
 
 
 def chosen_device(name: str) -> str:
-    """The torch device of a `--device`; auto: a GPU if torch has one, else the CPU."""
+    """The name of the torch device for a value of `--device`. "auto" is a GPU if torch can use one, else the CPU."""
     import torch
 
     if name != "auto":

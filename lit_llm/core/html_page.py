@@ -73,7 +73,7 @@ svg .hollow { fill: none; stroke-width: 1.5; }
 
 
 class Bar(NamedTuple):
-    """A bar in a lane from `start` to `stop`: number of a colour of the style, tooltip, and a short text inside."""
+    """A bar in a lane from time `start` to `stop`: number of a colour of STYLE, tooltip (`title`), and a short text inside."""
 
     start: float
     stop: float
@@ -104,7 +104,7 @@ def unbroken(text: str) -> str:
 
 
 def heading(text: str) -> str:
-    """The heading of a section."""
+    """HTML of the heading of a section."""
     return f"<h2>{escape(text)}</h2>"
 
 
@@ -115,13 +115,13 @@ def columns(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def keys(figures: Sequence[tuple[str, str, str]]) -> str:
-    """The most important figures: (label, value, "good", "bad" or "")."""
+    """A list of the most important figures, each (label, value, kind). The kind, "good", "bad" or "", sets the colour."""
     items = (f'<li class="{kind}">{escape(label)}<b>{escape(value)}</b></li>' for label, value, kind in figures)
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def pairs(rows: Sequence[tuple[str, ...]]) -> str:
-    """A table of labels and texts."""
+    """A table whose rows are (label, text)."""
     cells = "".join(f'<tr><th scope="row">{escape(label)}</th><td>{unbroken(text)}</td></tr>' for label, text in rows)
     return f'<table class="pairs">{cells}</table>'
 
@@ -142,7 +142,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
 
 
 def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str:
-    """A legend of (colour, text) entries. `kinds`: for lines, "line", "dots" or "dashed" per entry; empty for areas."""
+    """A legend of entries (number of a colour, text). `kinds`: "line", "dots" or "dashed" for each entry; empty for areas."""
     items = (
         f'<li><i class="{kinds[i] if kinds else ""}" style="color:var(--c{color})"></i>{escape(text)}</li>'
         for i, (color, text) in enumerate(entries)
@@ -151,12 +151,12 @@ def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str
 
 
 def figure(caption: str, picture: str, below: str = "") -> str:
-    """A picture with its caption."""
+    """A picture with its caption, and HTML `below` it."""
     return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}{below}</figure>"
 
 
 def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
-    """Tabs of at most three parts, (label, content), of which the reader sees one. `name` is unique in the page."""
+    """Tabs of at most three parts, (label, content), of which one is visible at a time. `name` is unique in the page."""
     name = escape(name)
     buttons = (
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}><label for="{name}-{i}">'
@@ -173,7 +173,7 @@ def preformatted(text: str) -> str:
 
 
 def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> str:
-    """A picture of the whole width, with room for `below` pixels of text."""
+    """A picture of SVG `shapes`, as wide as its place and `height` pixels high, over `below` pixels of room for text."""
     drawn = "".join(shapes)
     return (
         f'<div class="plot" style="padding-bottom:{below}px"><svg role="img" aria-label="{escape(label)}" height="{height}">'
@@ -182,7 +182,7 @@ def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> 
 
 
 def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int], top: float) -> str:
-    """Stacked areas: `columns` are (width, values from the bottom up), from left to right; `top` is the highest value."""
+    """SVG of stacked areas. `columns`, from the left: (width, value of each area from the bottom up). `top`: highest sum."""
     whole = sum(width for width, _ in columns)
     paths = []
     for layer in range(len(colors)):
@@ -224,18 +224,18 @@ def lanes(label: str, rows: Sequence[tuple[str, Sequence[Bar]]], end: float, tic
 
 
 def text(x: float | str, y: float | str, said: str, *, anchor: str = "start", kind: str = "", dy: float = 0) -> str:
-    """A text at percentages of the picture, or at pixels as strings; `dy` pixels further down."""
+    """SVG of a text at (x, y), `dy` pixels further down. A number is in percent of the picture, a string in pixels."""
     where = " ".join(f'{name}="{v if isinstance(v, str) else f"{v:.2f}%"}"' for name, v in (("x", x), ("y", y)))
     return f'<text class="{kind}" {where} dy="{dy:g}" text-anchor="{anchor}">{escape(said)}</text>'
 
 
 def anchor(place: float) -> str:
-    """The SVG text anchor with which a text at this place stays inside the picture."""
+    """The SVG text anchor with which a text at a place, in percent of the width, stays inside the picture."""
     return "start" if place < 12 else "end" if place > 88 else "middle"
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A line between two places."""
+    """SVG of a line between two places in percent. `kind` is a class of STYLE."""
     return f'<line class="{kind}" x1="{x1:.2f}%" y1="{y1:.2f}%" x2="{x2:.2f}%" y2="{y2:.2f}%"/>'
 
 

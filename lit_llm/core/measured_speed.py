@@ -10,7 +10,7 @@ _SIZES = {"cpu": 2048, "cuda": 8192}
 
 
 def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> float:
-    """TFLOP/s of the fastest of five products of square matrices."""
+    """TFLOP/s of the fastest of five products of square matrices. `precision` is torch's float32_matmul_precision for them."""
     import torch
 
     size = _SIZES[device.type]
@@ -34,7 +34,7 @@ def copy_gbps(device: Any) -> float:
 
 
 def fastest(work: Callable[[], Any], device: Any) -> float:
-    """Seconds of the fastest of five runs, after one run to warm up."""
+    """Seconds of the fastest of five runs of `work` on a device, after one run to warm up."""
     import torch
 
     seconds = []

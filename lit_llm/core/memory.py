@@ -18,17 +18,17 @@ from typing import Any
 COPY_FRACTION = 0.5
 """Share of the free host memory that copies of checkpoints may take: data loaders and the page cache need some, too."""
 MUON_BATCH_NUMEL = 2**24
-"""Elements of the matrices that a rank orthogonalises in one turn of Muon (and that Lion updates together)."""
+"""Most elements that several matrices together have in one turn of Muon on a rank, or in one update of Lion."""
 
 SOFTMAX_NUMEL = 2**23
-"""Logits that the chunked loss holds in the sum's dtype at a time (32 MiB in float32)."""
+"""Most logits of which the chunked loss computes the softmax at a time, in float32 (32 MiB) or a wider dtype."""
 
 _CGROUPS, _GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
 def memory_bytes(device: Any) -> int:
-    """Bytes of a GPU's memory. For other devices: of the machine's memory, or of the container's limit; processes share it."""
+    """Bytes of a GPU's memory. For other devices, bytes of the machine or of the container's limit, which processes share."""
     import torch
 
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The dimensions of a device mesh. No torch, because the planner and `MeshStrategy` share them."""
+"""The dimensions of a device mesh. Imports no torch, because the planner uses it, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lit_llm.core.errors import UserError
 
 
 class MeshSizes(NamedTuple):
-    """Number of ranks along each dimension, outermost first: neighbouring ranks differ in `tensor_parallel`."""
+    """Number of ranks along each mesh dimension, outermost first: consecutive ranks are neighbours along `tensor_parallel`."""
 
     pipeline: int = 1
     replicate: int = 1
@@ -24,14 +24,14 @@ class MeshSizes(NamedTuple):
 
     @property
     def data_parallel(self) -> int:
-        """Number of ranks with different samples."""
+        """Number of ranks, or of groups of ranks, that read different samples."""
         return self.replicate * self.shard
 
 
 def mesh_sizes(
     world_size: int, *, replicate: int, shard: int | str, context: int = 1, tensor_parallel: int = 1, pipeline: int = 1
 ) -> MeshSizes:
-    """The sizes on `world_size` processes.
+    """Check the sizes of the mesh's dimensions on `world_size` processes, and return them.
 
     Args:
         shard: "auto" is world_size divided by the product of the other sizes.

@@ -1,3 +1,3 @@
-"""The range of a number. It is defined beside the callbacks, which work without lit_llm, and needs no torch."""
+"""Ranges of numbers: all names of `lit_llm.callbacks.ranges`, which is there because callbacks work without lit_llm."""
 
 from lit_llm.callbacks.ranges import *  # noqa: F403  # other rooms import these from here

@@ -1,4 +1,4 @@
-"""Numbers as text."""
+"""Writes numbers as text with few digits and with units."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _UNITS = ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min")
 
 
 def duration(seconds: float) -> str:
-    """Two digits in a readable unit, for example "250 ms", "3.7 days"."""
+    """A time in seconds as two digits and a readable unit, for example "250 ms", "3.7 days"."""
     if seconds <= 0:
         return "0 s"
     factor, unit = next(((factor, unit) for limit, factor, unit in _UNITS if seconds < limit), (86400, "days"))

@@ -1,7 +1,7 @@
 """Which process of a run this one is, from the environment variables of its launcher. Lightning decides in the same way.
 
 torchrun sets RANK, which takes precedence in a Slurm job. srun sets SLURM_PROCID, but in a job with a shell's name (salloc)
-each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK. No torch.
+each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK. Imports no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_slurm() -> bool:
 
 
 def launched_ranks() -> int | None:
-    """Number of processes that a launcher has started for the run; None without a launcher: Lightning will start them."""
+    """Number of processes that a launcher has started for the run. None: no launcher; Lightning will start the processes."""
     ranks = os.environ.get("WORLD_SIZE") or (os.environ["SLURM_NTASKS"] if is_slurm() else None)
     return None if ranks is None else int(ranks)
 
@@ -57,7 +57,7 @@ def rank_name() -> str:
 
 
 def _rank() -> tuple[int, int]:
-    """(global rank, 0); or (rank on its node, number of the node) if only the Trainer knows the size of a node."""
+    """(global rank, 0); or (rank on its node, number of the node) while only the Trainer knows how many ranks a node has."""
     if "RANK" in os.environ:
         return _number("RANK"), 0
     if is_slurm():
@@ -76,10 +76,10 @@ def has_agent_store() -> bool:
 
 
 def restarts() -> int:
-    """Number of times that torchrun has restarted the ranks. Its agent's store outlives them."""
+    """Number of times that torchrun has restarted the ranks. The store of torchrun's agent is not emptied by a restart."""
     return _number("TORCHELASTIC_RESTART_COUNT")
 
 
 def _number(*names: str) -> int:
-    """The first of these variables that is set to a number; 0 if none is."""
+    """The value of the first of these environment variables that is set to a number; 0 if none is."""
     return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), 0)

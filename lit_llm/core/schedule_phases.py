@@ -19,16 +19,17 @@ class Phase:
 
 _SAMPLES = 2048
 _MOST_PHASES = 12
-"""A schedule with more phases has one phase, "varies"."""
+"""A schedule with more phases than this is reported as one phase, "varies"."""
 
 
 def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
     """The phases warmup (the rate rises), stable (at the peak), decay (it falls) and constant (below the peak).
 
-    Their ends are exact in a run of up to _SAMPLES steps. In a longer one, a phase between two samples may be missed.
+    Ends of phases are exact in a run of up to _SAMPLES steps. In a longer run, a phase between two samples may be missed.
 
     Args:
-        rate: rate of optimizer step 1, 2, …, with a peak of 1.
+        rate: the rate, with a peak of 1, as a function of the optimizer step 1, 2, …
+        steps: number of optimizer steps of the run.
         tokens_before: the number of tokens in the first n steps, as a function of n.
     """
 

@@ -1,4 +1,4 @@
-"""Reads and writes YAML. Reading a file gives a tree of plain values, or one sentence about its mistake. No torch.
+"""Reads and writes YAML. Reading a file gives a tree of plain values, or one sentence about its mistake. Imports no torch.
 
 `1e-3`, `.5`, `0x10` and `1_000` are numbers, `.inf` and `.nan` are floats, and a date is text. The text of a value is refused
 where YAML 1.1 and 1.2 disagree about it: `no`, `on`, `010`, `12:30`.
@@ -95,7 +95,7 @@ def _value_of(text: str) -> Any:
 
 
 def _value(node: yaml.Node) -> Any:
-    """The value of a node and of those below it."""
+    """The tree of values of a node and of all nodes below it."""
     if node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
         _refuse(node, f"has the tag {node.tag[:60]}", ": tags are not allowed")
     if isinstance(node, yaml.SequenceNode):
@@ -166,7 +166,7 @@ def comment(text: str) -> str:
 
 
 def as_flag(value: Any) -> str:
-    """A value as text after a flag."""
+    """A value of a tree as the text that a command line has after a flag."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return value if isinstance(value, str) else json.dumps(value, default=str)

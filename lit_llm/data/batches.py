@@ -21,10 +21,11 @@ _AHEAD = 4096  # samples computed at once: numpy's cost per call is then below 0
 
 
 class GlobalOrder(DistributedSampler):
-    """This rank's micro-batches of the training order: arrays of what ``data.locate`` returns for each sample.
+    """Yields this rank's micro-batches in the training order: for each, an array with the block addresses of its samples.
 
-    Each step reads the global samples after those of the previous step (``StepSamples``). Iteration starts at the step
-    ``data.step``, so a resumed run continues in the same place with any number of ranks, workers or micro-batches.
+    ``data.locate`` gives the addresses. Each optimizer step reads the samples that follow those of the previous step
+    (``StepSamples``); sample numbers count the samples of all ranks. Iteration starts at the step ``data.step``, so a resumed
+    run continues in the same place with any number of ranks, workers or micro-batches.
 
     A ``DistributedSampler`` prevents Lightning from injecting its own shuffling sampler.
     """
@@ -34,7 +35,7 @@ class GlobalOrder(DistributedSampler):
         self.data = data
 
     def __len__(self) -> int:
-        """The number of micro-batches in the whole run."""
+        """The number of this rank's micro-batches in the whole run; ``ENDLESS`` if the run has no last step."""
         steps = -1 if self.data.trainer is None else self.data.trainer.max_steps
         return ENDLESS if steps == -1 else self.data.samples.micro_batches_before(steps)
 
@@ -57,7 +58,8 @@ class HeldOutOrder(DistributedSampler):
     """This rank's batches of a held-out set in file order: rank r of W takes blocks r, r + W, r + 2W, ...
 
     All ranks have the same number of batches, all of one size (at most ``micro_batch_size``). No collective waits for a rank
-    that has finished, and no shape changes. Excess blocks lie after the end of the stream.
+    that has finished, and no shape changes. To fill up the batches, block numbers go on after the last block; such blocks are
+    padding.
     """
 
     def __init__(self, blocks: Blocks, *, micro_batch_size: int, rank: int, world_size: int) -> None:
@@ -77,10 +79,10 @@ class HeldOutOrder(DistributedSampler):
 class ResumableLoader(DataLoader):
     """A loader without state: the trainer's step count determines its position (see ``GlobalOrder``).
 
-    Lightning warns on resume about loaders without these two methods.
+    It has ``state_dict`` and ``load_state_dict`` only because Lightning warns on resume about loaders without these methods.
 
     Args:
-        order: yields whole micro-batches.
+        order: the sampler, which yields the block addresses of a whole micro-batch at a time.
     """
 
     def __init__(self, blocks: Blocks, order: DistributedSampler, *, num_workers: int, pin_memory: bool) -> None:

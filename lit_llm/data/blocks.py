@@ -4,7 +4,8 @@ A batch is a dict of tensors:
 
 - ``input_ids``, ``targets``: (B, T) int64. ``targets[b, t]`` is the token after ``input_ids[b, t]``. It is -100 where there is
   nothing to predict, or where a mask says that the token is no target.
-- ``documents``: (B, T) int32, if the model needs them: a number for each document of a row. They never decrease along a row.
+- ``documents``: (B, T) int32, if the model needs them: for each input the number, within the row, of its document. The numbers
+  never decrease along a row.
 - ``pairs``: (B, P) int64, only for preference data (``PairBlocks``).
 - ``teacher_ids`` (B, T, k) int32 and ``teacher_logp`` (B, T, k) int16, if an objective asks for a teacher: its k likeliest ids
   in the place of each target (``lit_llm.data.teacher``), and their log-probabilities as the bits of float16, because
@@ -34,7 +35,7 @@ from lit_llm.data.token_stream import TokenStream
 
 
 class Rows(NamedTuple):
-    """The rows of a micro-batch."""
+    """The rows of a micro-batch: the arrays that the module's docstring describes. None: the batch has no such array."""
 
     input_ids: np.ndarray
     """(B, T) int64."""
@@ -54,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class Blocks(Dataset, ABC):
-    """Blocks of T inputs and T targets, each with an address: its number, or several numbers."""
+    """Blocks of T inputs and T targets. The address of a block is its number or, in a mixture, (source, number)."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -62,17 +63,19 @@ class Blocks(Dataset, ABC):
 
     @abstractmethod
     def rows(self, blocks: np.ndarray) -> Rows:
-        """Read the blocks with the addresses (B,) or (B, k)."""
+        """Read the blocks with the addresses ``blocks``: (B,), or (B, 2) in a mixture."""
 
     def __getitem__(self, blocks: np.ndarray) -> dict[str, Tensor]:
         return self.rows(blocks).batch()
 
 
 class StreamBlocks(Blocks):
-    """Blocks of one stream. The rest of a block after its pieces is padding: it has no targets, and is a document of its own.
+    """Blocks of one stream. A block consists of pieces: runs of consecutive tokens of the stream.
+
+    What a block has after its last piece is padding, which has no targets and the document number T.
 
     Args:
-        documents: where the stream's documents are, if batches have ``documents``.
+        documents: where the stream's documents are; None: batches have no ``documents``.
     """
 
     _random = True  # whether blocks are read in random order
@@ -83,7 +86,7 @@ class StreamBlocks(Blocks):
 
     @abstractmethod
     def pieces(self, block: int) -> list[tuple[int, int]]:
-        """The pieces of a block in order: the position of the first input in the stream, and the number of pairs."""
+        """The pieces of a block in order: the stream's position of the first input, and the number of input-target pairs."""
 
     def rows(self, blocks: np.ndarray) -> Rows:
         rows = self._padding(len(blocks))
@@ -112,7 +115,7 @@ class StreamBlocks(Blocks):
         return rows
 
     def _padding(self, rows: int) -> Rows:
-        """Rows without targets. Any valid id serves as input: attention is causal."""
+        """``rows`` rows of padding, without targets. Their inputs are id 0: as attention is causal, any valid id would do."""
         shape = rows, self.block_size
         documents = None if self.documents is None else np.zeros(shape, dtype=np.int32)
         padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64), documents)
@@ -138,7 +141,7 @@ class StreamBlocks(Blocks):
 class TrainBlocks(StreamBlocks):
     """The M = (N - 1) // T full blocks of a training stream of N tokens.
 
-    Block i starts at token i * T, whatever the documents, so consecutive blocks share one token.
+    Block i starts at token i * T, wherever documents begin. So the last target of a block is the first input of the next.
     """
 
     def __len__(self) -> int:
@@ -155,7 +158,7 @@ class TrainBlocks(StreamBlocks):
 
 
 class HeldOutBlocks(TrainBlocks):
-    """A held-out stream: every token except the first is a target exactly once, and the last block is padded.
+    """The blocks of a held-out stream: every token except the first is a target exactly once, and the last block is padded.
 
     Blocks after the end contain only padding, so that all ranks have the same number of batches.
     """
@@ -167,10 +170,10 @@ class HeldOutBlocks(TrainBlocks):
 
 
 class PackedBlocks(StreamBlocks):
-    """The blocks of a plan.
+    """The blocks of a `PackPlan`, which lists the pieces of each block.
 
     Args:
-        plan: made for this stream and block size.
+        plan: the plan of this stream for this block size.
         kwargs: the arguments of ``StreamBlocks``.
     """
 
@@ -190,11 +193,11 @@ class PackedBlocks(StreamBlocks):
 
 
 class PairBlocks(PackedBlocks):
-    """The blocks of a plan whose pieces are pairs: a chosen document, and the rejected one after it.
+    """Blocks of preference data. Each piece of the plan is a preference pair: a chosen document and the rejected one after it.
 
-    In ``documents``, pair i of a row has the numbers 2 i and 2 i + 1. A batch also has ``pairs`` (B, P): the position of each
-    pair's first input, counted over all streams of the corpus, or -1. P is the largest number of pairs in a row of the batch.
-    No two blocks share a pair.
+    In ``documents``, pair i of a row has the numbers 2 i (chosen) and 2 i + 1 (rejected). A batch also has ``pairs`` (B, P):
+    for each pair of a row the position of its first input, counted over all streams of the corpus. P is the largest number of
+    pairs in a row of the batch; rows with fewer pairs end in -1. No two blocks share a pair.
 
     Args:
         first: the number of tokens in the streams before this one.
@@ -249,9 +252,9 @@ class MixtureBlocks(Blocks):
 
 
 class HeldOutMixtureBlocks(MixtureBlocks):
-    """Held-out blocks of all sources, each with one number. Blocks after the end are padding.
+    """Held-out blocks of all sources. Here, the address of a block is a single number. Blocks after the end are padding.
 
-    The sources alternate evenly, so that the first batches, which `limit_val_batches` leaves, have text of all sources.
+    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips the rest.
     """
 
     def __init__(self, blocks: Mapping[int, Blocks]) -> None:

@@ -39,28 +39,30 @@ _OF_SOURCE = "fingerprint of "
 
 @dataclass(frozen=True)
 class Corpus:
-    """Opened token streams with the keys "train", "val" and optionally "test", and their vocabulary.
+    """Opened token streams, by the names "train", "val" and optionally "test", and their vocabulary.
 
-    The streams of a mixture have the name of their source before it: "web/train".
+    In a mixture, the name of a stream begins with the name of its source: "web/train".
     """
 
     streams: dict[str, TokenStream]
     vocab_size: int
     tokenizer: Tokenizer | None
     text_sizes: Mapping[str, PartCounts] = field(default_factory=dict)
-    """Split → its counts from tokenisation, for splits with all their shards."""
+    """Split → its counts of documents, bytes and tokens from tokenisation, if the corpus has all shards of the split."""
     eos_id: int | None = None
     """The id that ends every document; None: no id does."""
     bos_id: int | None = None
     """The id that opens every document; None: no id does."""
     train_streams: tuple[str, ...] = ("train",)
-    """The streams that training reads."""
+    """The names of the streams that training reads."""
     sources: tuple[str, ...] = ()
     """The names of a mixture's sources, in the order of their numbers in a batch's "sources". Empty without a mixture."""
 
     def refuse_training(self, block_size: int, packing: str) -> None:
-        """Raises:
-        UserError: training cannot read blocks of this size, packed in this way.
+        """Check that training can read blocks of this size, packed in this way.
+
+        Raises:
+            UserError: there are too few tokens for a block, or the corpus has preference pairs that cannot be read so.
         """
         tokens = self.tokens_of("train")
         if tokens < block_size + 1:
@@ -76,7 +78,7 @@ class Corpus:
             raise UserError("Both answers of a pair must be in one block (--data.packing best_fit).")
 
     def of_split(self, split: str) -> dict[str, TokenStream]:
-        """Name → stream of a split, for each source that has it."""
+        """Name → stream, for the streams of a split. In a mixture, each source that has the split has one stream."""
         return {name: stream for name, stream in self.streams.items() if split_of(name) == split}
 
     def tokens_of(self, split: str) -> int:
@@ -89,25 +91,28 @@ class Corpus:
         return any(stream.pairs for stream in self.streams.values())
 
     def pair_positions(self) -> np.ndarray:
-        """(n,) int64, ascending: the positions of all pairs of all splits, as in "pairs" of a batch."""
+        """(n,) int64, ascending: the positions of all preference pairs of all splits, counted as in "pairs" of a batch."""
         starts = (pool + self.tokens_before(name) for name in self.streams for pool, _ in self.documents(name).pools(2**18))
         return np.concatenate([*starts, np.empty(0, dtype=np.int64)])
 
     def tokens_before(self, name: str) -> int:
-        """The number of tokens in the streams before the stream ``name``."""
+        """The number of tokens in the streams that come before the stream ``name`` in `streams`."""
         return sum(len(stream) for other, stream in islice(self.streams.items(), list(self.streams).index(name)))
 
     def documents(self, name: str) -> Documents:
-        """The documents of a stream."""
+        """The documents of the stream ``name``."""
         return Documents(self.streams[name], ends_open=self.ends_open(name))
 
     def ends_open(self, name: str) -> bool:
-        """Whether the id that ends a document of a stream opens the next: all documents end with an id, and begin with none."""
+        """Whether the id that ends a document of the stream ``name`` also opens the next document (see ``Documents``).
+
+        It does if documents end with an id and begin with none.
+        """
         said = self.streams[name].ends_open
         return (self.eos_id is not None and self.bos_id is None) if said is None else said
 
     def token_bytes(self) -> Tensor | None:
-        """(V,) int64: the UTF-8 bytes of each id; None without a tokenizer. Ids that the tokenizer lacks have 0 bytes."""
+        """(V,) int64: the number of UTF-8 bytes of each id, 0 for ids that the tokenizer lacks. None without a tokenizer."""
         if self.tokenizer is None:
             return None
         sizes = torch.zeros(self.vocab_size, dtype=torch.int64)
@@ -116,10 +121,10 @@ class Corpus:
         return sizes
 
     def token_bytes_of(self, split: str) -> Tensor | None:
-        """`token_bytes`; in float64 and corrected, if their sum over the split is not the number of bytes of the text.
+        """`token_bytes`, corrected in float64 if their sum over the tokens of a split is not the number of bytes of its text.
 
-        If the text has unknown characters, the unknown id gets the mean of their bytes. In other cases, such as a space that a
-        tokenizer puts before each text, the bytes of all ids are scaled by one factor.
+        If the text has characters that the tokenizer does not know, the unknown id gets their mean number of bytes. In other
+        cases, such as a space that a tokenizer puts before each text, the bytes of all ids are scaled by one factor.
         """
         sizes, text = self.token_bytes(), self.text_sizes.get(split)
         if sizes is None or text is None or text.bytes == text.token_bytes:
@@ -133,7 +138,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class OpenedCorpus:
-    """A corpus, the hashes and files that were found when it was opened, and what was then read beside its shards."""
+    """A corpus, the hashes and files found when it was opened, and the packing plans and teachers that were opened later."""
 
     corpus: Corpus
     hashes: dict[str, str]  # of the tokens of each stream
@@ -148,7 +153,7 @@ class OpenedCorpus:
         """Check and hash the tokens of a corpus, as far as `TokenStream.scan` reads them.
 
         Args:
-            sources: the texts that the corpus was made from; None: the files of the tokens are the data.
+            sources: the texts that the corpus was made from, for checkpoints to list. None: checkpoints list the token files.
 
         Raises:
             UserError: a token is outside the vocabulary.
@@ -161,14 +166,14 @@ class OpenedCorpus:
         return cls(corpus, hashes, files, kept, known)
 
     def fingerprint(self, source: str = "") -> str:
-        """A hash of the counts and tokens of all streams, or of the streams of one source of a mixture."""
+        """A hash of the counts and tokens of all streams; if ``source`` is given, of that source's streams in a mixture."""
         streams = {name: stream for name, stream in self.corpus.streams.items() if name.startswith(f"{source}/".lstrip("/"))}
         content = " ".join(f"{name}={len(stream)}:{self.hashes[name]}" for name, stream in streams.items())
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Key in a saved state → the fingerprint of the data, or of each source of a mixture."""
+        """The fingerprints by their keys in a saved state: one of all data or, in a mixture, one for each source."""
         of_sources = {f"{_OF_SOURCE}{source}": self.fingerprint(source) for source in self.corpus.sources}
         return of_sources or {"fingerprint": self.fingerprint()}
 
@@ -177,7 +182,7 @@ class OpenedCorpus:
 
         Args:
             name: the fingerprint's key in `fingerprints`.
-            files: the files that were saved with that state; empty if it lists none.
+            files: path → [state, hash] of the files in the saved state; empty if the state lists no files.
             sources: returns the files that hold the data now.
         """
         if self.corpus.sources:
@@ -193,10 +198,10 @@ class OpenedCorpus:
         return f"the text{where} is not the checkpoint's, which does not list its files"
 
     def with_plans(self, block_size: int) -> OpenedCorpus:
-        """This corpus with the plans of its packed blocks, of all streams if documents are pairs, otherwise of the training.
+        """A copy with the plans of packed blocks: of all streams if documents are preference pairs, else of training streams.
 
         Raises:
-            UserError: as `open_plan`, which makes a missing plan.
+            UserError: `open_plan`, which makes a missing plan, raised it.
         """
         if self.plans:
             return self
@@ -205,10 +210,10 @@ class OpenedCorpus:
         return replace(self, plans={n: open_plan(documents(n), size=block_size, tokens_hash=hashes[n]) for n in names})
 
     def with_teachers(self, block_size: int, packing: str) -> OpenedCorpus:
-        """This corpus with a teacher's ids and log-probabilities for its training streams. `files` gets the teacher's files.
+        """A copy with a teacher's ids and log-probabilities for the training streams. `files` gets the teacher's files.
 
         Raises:
-            UserError: as `Teacher`; or the sources of a mixture have different teachers.
+            UserError: `Teacher` raised it, or the sources of a mixture have different teachers.
         """
         expected = {"vocab_size": self.corpus.vocab_size, "block_size": block_size, "packing": packing}
         teachers = {}
@@ -223,8 +228,8 @@ class OpenedCorpus:
         """The blocks of a split, in the order of the text. In a mixture, their addresses are (source, block).
 
         Args:
-            packed: whether training reads the blocks of the plans.
-            documents: whether batches have the numbers of documents, if all shards of the split know where documents end.
+            packed: whether training reads the blocks of `plans`; False: it reads consecutive tokens.
+            documents: whether batches have "documents". They have none if a shard of the split does not tell document ends.
         """
         corpus = self.corpus
         known = (documents or corpus.pairs) and self.with_documents.issuperset(corpus.of_split(split))
@@ -250,7 +255,7 @@ class OpenedCorpus:
         return blocks
 
     def cut_conversations(self) -> str:
-        """A sentence, if the plans of training documents with masks have documents that are longer than a block; else ""."""
+        """A sentence if training conversations are longer than a block, so that packing cuts them; "" if none are cut."""
         plans = [plan for name, plan in self.plans.items() if self.corpus.streams[name].masked]
         cut, documents = sum(plan.counts.cut for plan in plans), sum(plan.counts.documents for plan in plans)
         if not cut:
@@ -262,7 +267,11 @@ class OpenedCorpus:
 
 
 def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:
-    """The changes of files: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged."""
+    """The changes of files: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged.
+
+    Args:
+        before: path → [state, hash] of each file, as in `Seen`; ``now`` likewise.
+    """
     same = ({blake2b for _, blake2b in before.values()} & {blake2b for _, blake2b in now.values()}) - {""}
     both = [path for path in before if path in now and before[path][0] != now[path][0]]
     changed = [f"{path} has changed" for path in both if before[path][1] != now[path][1] or not now[path][1]]
@@ -272,7 +281,7 @@ def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) 
 
 
 def chat_forms(streams: Iterable[TokenStream]) -> dict[ChatForm, Path]:
-    """Each form of conversations in the folders of the streams' manifests → the first folder that has it.
+    """The forms (chat template and end-of-turn id) of the streams' conversations: form → the first folder that has it.
 
     Raises:
         UserError: A file of a form is missing or damaged.

@@ -81,9 +81,10 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
     # ---- The run, checks and set-up -----------------------------------------------------------------------------
 
     def find_run(self, *, max_steps: int, max_epochs: int | None, saved: Mapping[str, Any] | None) -> None:
-        """Tell a data module about a run of `fit` before the Trainer has the data, if its checks depend on the run.
+        """Tell a data module about a run of `fit` before the Trainer gets the module, for subclasses whose checks depend on it.
 
-        `max_steps` and `max_epochs` are the Trainer's. `saved` is the data's state in the checkpoint that the run continues.
+        `max_steps` and `max_epochs` are the Trainer's. `saved` is the state of the data module in the checkpoint that the run
+        continues from; None: the run is new.
         """
 
     def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
@@ -91,11 +92,11 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def find_pipeline(self, strategy: object) -> None:
-        """Derive micro-batches that the pipeline of a strategy can run, if it has one."""
+        """If a strategy has a pipeline, use its layout: the number of micro-batches must be one that the pipeline can run."""
         self.pipeline = getattr(strategy, "pipeline_layout", None)
 
     def find_teachers(self) -> TeacherInfo:
-        """Add a teacher's predictions to training batches and return its record. Raises as `OpenedCorpus.with_teachers`."""
+        """Add a teacher's predictions to training batches, and return its settings. Errors: `OpenedCorpus.with_teachers`."""
         self._opened = self.opened.with_teachers(self._block_size, self.packing)
         return next(iter(self._opened.teachers.values())).info
 
@@ -140,7 +141,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
     def _open_plans(self) -> None:
         """Open the plans of packed blocks. One process makes missing plans, then all ranks read them. A collective.
 
-        Rank 0 may have opened the plans alone before, to check the data: it still takes part.
+        Rank 0 may have opened the plans before, alone, to check the data. It still takes part in the collective.
         """
         problems = list[str]()
         trainer = self.trainer if self.trainer is not None and self.trainer.world_size > 1 else None
@@ -152,7 +153,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         self._opened = self.opened.with_plans(self._block_size)
 
     def refuse_changed_files(self) -> None:
-        """Raise a ``UserError`` if the background check has found a file of the tokens that has changed."""
+        """Raise a ``UserError`` if the background check has found that a file of the tokens has changed."""
         if self._background is not None and self._background.problem is not None:
             raise UserError(self._background.problem)
 
@@ -202,7 +203,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def _rank(self) -> tuple[int, int]:
-        """(data-parallel rank, number of data-parallel ranks)."""
+        """The data-parallel rank of this process, and the number of data-parallel ranks."""
         return (0, 1) if self.trainer is None else data_parallel(self.trainer)
 
     @property
@@ -212,17 +213,17 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far."""
+        """The number of optimizer steps that the run has taken so far."""
         return self._base[0] if self.trainer is None else self.trainer.global_step
 
     @property
     def consumed_samples(self) -> int:
-        """Global samples trained on so far: the only state of the data, derived from the trainer's step count."""
+        """Number of samples, over all ranks, trained on so far: the only state of the data, derived from the trainer's step."""
         return self.samples.before(self.step)
 
     @property
     def step_samples(self) -> range:
-        """Global numbers of the samples in the next optimizer step."""
+        """The numbers, counted over the run and all ranks, of the samples in the next optimizer step."""
         return range(self.consumed_samples, self.samples.before(self.step + 1))
 
     def micro_batch_tokens(self, step: int) -> int:
@@ -230,26 +231,26 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return self.samples.micro_batch(step) * self._block_size
 
     def blocks(self, split: str) -> Blocks:
-        """The blocks of a split, in the order of the text."""
+        """The training or held-out blocks of a split, in the order of the text."""
         packed = self.packing == "best_fit"
         return self.opened.blocks(split, block_size=self._block_size, packed=packed, documents=self.gives_documents)
 
     def locate(self, g: np.ndarray) -> np.ndarray:
-        """The addresses of the blocks that the global samples (n,) read: (n,), or (n, k) if an address has k numbers."""
+        """The addresses of the blocks that the global sample numbers ``g`` (n,) read: (n,), or (n, 2) in a mixture."""
         return sample_index(g, samples=len(self.blocks("train")), seed=self.seed)
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
-        """Source → the number of passes over it in a run of `steps` steps. Other data are one source without a name."""
+        """Source → the number of passes over it in a run of `steps` steps. Data without sources have one, with the name ""."""
         return {"": self.samples.before(steps) / len(self.blocks("train"))}
 
     def describe_phases(self) -> list[str]:
-        """One line about the phases of a mixture that are still to come; empty for other data, or at the end of a run."""
+        """One line, in a list, about a mixture's phases still to come. Empty for other data, or after the last phase."""
         return []
 
     # ---- State --------------------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """The settings that, with the position, determine the next batches, and once the data are open, their fingerprint."""
+        """The settings that, with the position, determine the next batches; and the data's fingerprints, once they are open."""
         identity = {
             "global_batch_size": self.global_batch_size,
             "batch_ramp": "none" if self.ramp is None else [list(pair) for pair in self.ramp.tokens_per_batch],
@@ -278,9 +279,9 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
             )
 
     def changes_since(self, checkpoint: dict[str, Any]) -> list[str]:
-        """One sentence for each setting that affects the next batches and differs from a checkpoint's.
+        """One sentence for each setting that affects the next batches and differs from its value in a checkpoint.
 
-        The data themselves are compared only after `setup`, which opens them.
+        The data themselves are compared only if this is called after `setup`, which opens them.
         """
         name = type(self).__qualname__
         if name not in checkpoint:

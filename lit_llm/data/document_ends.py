@@ -1,8 +1,8 @@
-"""Find the documents of a stream: the document numbers of a row, and all documents in order.
+"""Find the documents of a stream: the document number of each input of a row, and the position and length of every document.
 
-An input belongs to the document of its token. The exception is data whose documents end with an id and begin with none. There,
-the id that ends a document is the first input of the next one, as an opening id would be, and an input belongs to the document
-of its target.
+An input belongs to the document that has its token. The exception is data whose documents end with an id (EOS) and begin with
+none (no BOS). There, the id that ends a document serves as the first input of the next document, as a BOS would, and each input
+belongs to the document that has its target.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Documents:
     ``.docs`` files are read where they are needed. The ends of Megatron's documents are kept in memory, 8 bytes each.
 
     Args:
-        ends_open: documents end with an id and begin with none.
+        ends_open: documents end with an id and begin with none, so the id that ends a document opens the next one.
     """
 
     def __init__(self, stream: TokenStream, *, ends_open: bool) -> None:
@@ -44,10 +44,10 @@ class Documents:
         return self.__dict__ | {"_ends": {}}
 
     def numbers(self, start: int, length: int) -> np.ndarray:
-        """The document number of each input in [start, start + length): (length,) int32, from 0 and never decreasing.
+        """The document number of each input at the positions [start, start + length): (length,) int32, 0 for the first input.
 
         Raises:
-            UserError: the ends are damaged.
+            UserError: the document ends are damaged.
         """
         opens = np.zeros(length, dtype=np.int32)
         shift = start + int(self.ends_open)
@@ -55,14 +55,14 @@ class Documents:
         return opens.cumsum(dtype=np.int32)
 
     def pools(self, documents: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All documents with at least one pair of an input and its target. Each step takes ``documents`` document ends. A
-        chosen answer and the rejected one after it count as one document.
+        """Yield, pool by pool, all documents with at least one pair of an input and its target. A pool takes ``documents``
+        document ends, the last pool fewer. In preference data, a chosen answer and the rejected one after it are one document.
 
         Yields:
             (n,) the position of each document's first input, and (n,) the number of its pairs.
 
         Raises:
-            UserError: the ends are damaged.
+            UserError: the document ends are damaged.
         """
         waiting = np.empty(0, dtype=np.int64)  # document ends that are not yielded yet
         begin = 0  # the first token of the first of these documents
@@ -88,7 +88,7 @@ class Documents:
         return starts[lengths > 0], lengths[lengths > 0]
 
     def _between(self, above: int, last: int) -> np.ndarray:
-        """The ends e of documents with above < e <= last, in tokens of the stream: (n,) int64."""
+        """The document ends e with above < e <= last, counted in tokens from the start of the stream: (n,) int64."""
         starts, between = self.stream.starts, [np.empty(0, dtype=np.int64)]
         shard = bisect_right(starts, above) - 1
         while shard < len(self.stream.layouts) and starts[shard] < last:
@@ -111,7 +111,7 @@ class Documents:
 
 
 class _DocsFile:
-    """The numbers in a ``.docs`` file, which stays on disk."""
+    """The document ends in a ``.docs`` file as a sequence, which is read from the disk at each access."""
 
     def __init__(self, layout: ShardLayout, files: OpenFiles) -> None:
         self._path, self._files = layout.docs, files

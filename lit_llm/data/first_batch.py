@@ -13,10 +13,13 @@ from lit_llm.tokenizers import Tokenizer
 
 
 def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
-    """Lines about the first sequences of the global batch that a new run reads first, with documents if the shards have them.
+    """Yield lines about the first global batch of a new run: the text of its first sequences, document by document.
+
+    If a shard does not say where documents end, a sequence counts as one document.
 
     Args:
         data: a data module with the batch sizes of the recipe, without a Trainer.
+        sequences: the number of sequences to show, at most.
     """
     data.prepare_data()
     data.setup()
@@ -28,7 +31,7 @@ def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
 
 
 def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, source_names: Sequence[str] = ()) -> Iterator[str]:
-    """Lines with the inputs and targets of each document of each sequence: Python strings, which escape control characters.
+    """Yield lines with the inputs and targets of each document of each sequence, as Python literals with escape sequences.
 
     Args:
         tokenizer: None: token ids are written instead of text.
@@ -49,7 +52,7 @@ def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, sour
 
 
 def _text(ids: np.ndarray, tokenizer: Tokenizer | None) -> str:
-    """The text of (n,) ids. Ignored ids are counted in brackets, outside of the quotes."""
+    """The text of (n,) ids as a Python literal. A run of n ignored targets (-100) becomes "[n masked]", outside of quotes."""
     parts = []
     for run in np.split(ids, np.flatnonzero(np.diff(ids == IGNORED)) + 1):
         if run[0] == IGNORED:

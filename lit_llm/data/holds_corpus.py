@@ -1,4 +1,4 @@
-"""What a data module must say of its text, and what models, objectives and callbacks ask it."""
+"""The methods by which a data module describes its text, and the properties that models, objectives and callbacks read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_llm.tokenizers import Tokenizer
 
 
 class HoldsCorpus(ABC):
-    """A corpus that a subclass opens, and its facts under the names that any LightningDataModule may give them."""
+    """Base of data modules: a subclass opens a corpus, and the properties give facts about it, such as ``vocab_size``."""
 
     _opened: OpenedCorpus | None = None
     # Whether rank 0 opens the data for all ranks. The data must have the same paths on all ranks.
@@ -30,23 +30,23 @@ class HoldsCorpus(ABC):
 
     @abstractmethod
     def open_corpus(self) -> Corpus:
-        """Open the tokens, which exist at this point. Called once on every rank, or on rank 0: ``opens_on_rank_zero``."""
+        """Open the files of tokens. Called once on every rank or, if ``opens_on_rank_zero``, once on rank 0."""
 
     def source_files(self) -> list[Path]:
-        """The files that hold the data, so that a changed one can be named; none if they are unknown."""
+        """The files that hold the data, for messages that name changed files; empty if the files are unknown."""
         return []
 
     def seen_sources(self) -> Seen | None:
-        """The texts that the tokens were made from; None if the files of the tokens are the data."""
+        """The texts that the tokens were made from, with states and hashes. None: only the files of tokens are known."""
         return None
 
     def missing_text(self, split: str) -> str:
-        """Why a split cannot be read."""
+        """The error message if the data have no such split."""
         return f"No {split} text: give --data.{split}."
 
     @property
     def is_open(self) -> bool:
-        """Whether the data are open. Before, only `is_open`, `knows_documents`, `held_out` and `source_names` are known."""
+        """Whether the data are open. If not, only `is_open`, `knows_documents`, `held_out` and `source_names` can be read."""
         return self._opened is not None
 
     @property
@@ -76,7 +76,7 @@ class HoldsCorpus(ABC):
 
     @property
     def token_bytes(self) -> Tensor | None:
-        """(vocab_size,) int64: the UTF-8 bytes of each id; None without a tokenizer."""
+        """(vocab_size,) int64: the number of UTF-8 bytes of each id's text; None without a tokenizer."""
         return self.corpus.token_bytes()
 
     @property
@@ -91,12 +91,12 @@ class HoldsCorpus(ABC):
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of characters that the tokenizer does not have."""
+        """The id that stands for characters outside the tokenizer's vocabulary; None without a tokenizer or such an id."""
         return None if self.tokenizer is None else self.tokenizer.unknown_id
 
     @property
     def chat_form(self) -> ChatForm | None:
-        """The form of the training conversations; None if the documents are none."""
+        """The chat template and end-of-turn id of the training conversations; None if documents are not conversations."""
         training = (self.corpus.streams[name] for name in self.corpus.train_streams)
         return next(iter(chat_forms(training)), None)
 
@@ -107,10 +107,10 @@ class HoldsCorpus(ABC):
 
     @property
     def knows_documents(self) -> bool:
-        """Whether all shards say where documents end, without a search for an id."""
+        """Whether all shards say where documents end, so that no id has to be searched for. False before the data are open."""
         return self._opened is not None and self._opened.with_documents.issuperset(self.corpus.streams)
 
     @property
     def ends_open(self) -> bool:
-        """Whether the id that ends a training document opens the next: all documents end with an id, and begin with none."""
+        """Whether the id that ends a training document also opens the next one: if they end with an id and begin with none."""
         return all(map(self.corpus.ends_open, self.corpus.of_split("train")))

@@ -21,12 +21,12 @@ _DTYPES = {code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4
 
 
 def index_of(path: str) -> str:
-    """The name of the index of ``path``."""
+    """The path of the index ``X.idx`` that belongs to ``path``, ``X.bin``."""
     return os.path.splitext(path)[0] + ".idx"
 
 
 def has_index(path: str) -> bool:
-    """Whether an index of Megatron's stands beside ``path``."""
+    """Whether there is an index in Megatron's format beside ``path``."""
     try:
         with open(index_of(path), "rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -35,13 +35,13 @@ def has_index(path: str) -> bool:
 
 
 def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
-    """Type and number of the tokens of ``path``; None if no index stands beside it.
+    """Type and number of the tokens of ``path``; None if there is no index beside this file.
 
     Args:
         size: bytes of ``path``.
 
     Raises:
-        UserError: the index is damaged, or does not fit the file.
+        UserError: the index is damaged, or ``size`` is not the size that the index says.
     """
     if not has_index(path):
         return None
@@ -57,7 +57,9 @@ def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
 
 
 def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
-    """Where the documents of ``path`` end: uint64 (n,), in tokens, exclusive. Documents without tokens are left out.
+    """Where the documents of ``path`` end: uint64 (n,), the number of tokens up to each document's last one.
+
+    Documents without tokens are left out. ``itemsize`` is the bytes of a token, ``tokens`` the number of tokens of ``path``.
 
     Raises:
         UserError: the index is damaged.
@@ -77,13 +79,21 @@ def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
 
 
 def wrong_size(path: str, size: int, expected: int, says: str) -> str | None:
-    """A sentence if the file does not have the ``expected`` size, which something ``says``; None if it does."""
+    """A sentence if the ``size`` of a file is not the ``expected`` one (both in bytes); None if it is.
+
+    Args:
+        says: the clause of the sentence that says what gives the expected size: "meta.json says 8 tokens = 1040 bytes".
+    """
     what = "truncated" if size < expected else "too long"
     return None if size == expected else f"{path} is {what}: {says}, but it has {size}."
 
 
 def _header(index: str, header: bytes) -> tuple[np.dtype[Any], int, int]:
-    """Token type, number of sequences, number of document indices."""
+    """Token type, number of sequences and number of document indices, from the first bytes (``header``) of an index.
+
+    Raises:
+        UserError: the index is truncated or empty, or its version or token type is not supported.
+    """
     size = os.path.getsize(index)
     if len(header) < _HEADER.size:
         raise UserError(f"{index} is truncated: it has {size} bytes, but its header alone takes {_HEADER.size}.")

@@ -27,13 +27,14 @@ _NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are 
 class Mixture(ShardDataModule):
     """Several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` has the order of samples.
 
-    All sources have one tokenizer. The weights hold exactly over every period of samples, and each block of a source is read
-    once in each of the source's epochs. Batches also have ``sources``: (B,) int64, the number of each row's source in
-    ``source_names``. Validation reads the held-out text of every source.
+    All sources have the same tokenizer. Over every period of samples, whose length follows from the weights, the shares of the
+    sources are exactly their weights. In each epoch of a source, each of its blocks is read once. Batches also have
+    ``sources``: (B,) int64, the number of each row's source in ``source_names``. Validation reads the held-out text of every
+    source.
 
     Args:
         sources: name → shards.
-        phases: parts of the run with their weights, in order. They are fractions of a run of ``trainer.max_steps``.
+        phases: parts of the run with their weights, in order. They end at fractions of a run of ``trainer.max_steps``.
         kwargs: the arguments of ``ShardDataModule``.
     """
 
@@ -59,7 +60,7 @@ class Mixture(ShardDataModule):
         return problems + self._found_problems(splits, complete=not problems)
 
     def _found_problems(self, splits: Mapping[str, ShardSplits], *, complete: bool) -> list[str]:
-        """One sentence for each problem of the shards that were found. If ``complete``, no shards are missing."""
+        """One sentence for each problem of the shards that were found. ``complete``: no source lacks shards."""
         problems = self._vocabulary_problems(splits) if complete or self._manifests(splits) else []
         tokenizers = {manifest.tokenizer: name for name, each in splits.items() for _, manifest in each.manifests.values()}
         if len(tokenizers) > 1:
@@ -75,7 +76,10 @@ class Mixture(ShardDataModule):
         return super().problems(world_size) or self._run_problems()
 
     def _run_problems(self) -> list[str]:
-        """One sentence for each problem of a run of this length. Before `setup`, only rank 0 knows the sizes of the sources."""
+        """One sentence for each problem that depends on the length of the run or the sizes of the sources.
+
+        Before `setup`, only rank 0 knows the sizes of the sources, so other ranks do not check them.
+        """
         if self._length is None:
             return []
         max_steps, max_epochs = self._length
@@ -144,7 +148,7 @@ class Mixture(ShardDataModule):
         return f"No {split} text in any source: give a source some, such as --data.sources.NAME.{split}."
 
     def _training(self) -> dict[str, TokenStream]:
-        """Source → its training text, for the sources that have some. It works before `setup`, too."""
+        """Source → the stream of its training tokens, for the sources that have one. This works before `setup`, too."""
         streams = self.corpus.streams if self.is_open else streams_by_name(self._splits())
         return {name: streams[key] for name in self.sources if (key := f"{name}/train") in streams}
 
@@ -164,7 +168,7 @@ class Mixture(ShardDataModule):
         return self._made
 
     def _sizes(self) -> dict[str, int]:
-        """Source → the number of its training blocks, 0 without training text."""
+        """Source → the number of its training blocks, 0 without training text. An estimate as long as packing has no plans."""
         if self._plans:  # `setup` makes them
             sizes = {name.rpartition("/")[0]: len(plan) for name, plan in self._plans.items()}
         else:
@@ -172,7 +176,7 @@ class Mixture(ShardDataModule):
         return dict.fromkeys(self.sources, 0) | sizes
 
     def _phases(self) -> list[Phase]:
-        """The phases of the run, in samples.
+        """The phases of the run. Their ends are counted in samples.
 
         Raises:
             UserError: the length of the run is not known.
@@ -190,7 +194,7 @@ class Mixture(ShardDataModule):
         return -1 if self._length is None else self._length[0]
 
     def draws(self) -> list[PhaseDraws]:
-        """The data that each phase reads. The length of the run must be known: from the Trainer, or by ``find_run``."""
+        """How much each phase reads of each source. The length of the run must be known, from the Trainer or ``find_run``."""
         order, sizes, start, phase_draws = self._order(), self._sizes(), 0, []
         for phase in order.phases:
             before, after = order.drawn(start), order.drawn(phase.end)
@@ -236,7 +240,7 @@ class Mixture(ShardDataModule):
 
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
-    """A sentence if the conversations have two forms, because a model can answer in only one."""
+    """A sentence if sources with conversations differ in chat template or end-of-turn id: a model can learn only one."""
     try:
         forms = chat_forms(trained.values())
     except UserError as error:

@@ -1,8 +1,9 @@
 """The order of a mixture: the source and block of every global sample number, as a pure function.
 
-A run consists of phases. Within one, samples come in periods of P = the sum of the sources' quotas: in each period, source s
-has exactly q_s places, at random. A source's own samples are numbered 0, 1, 2, ... through the whole run. Its blocks are
-permuted by (seed, its name) anew for each of its epochs, so they do not depend on the other sources.
+A run consists of phases. In a phase, each source s has a quota q_s, and samples come in periods of P samples, the sum of the
+quotas. In each period, source s has exactly q_s samples, at random places. The samples of a source are numbered 0, 1, 2, ...
+through the whole run. In each epoch of a source, its blocks are permuted anew by (seed, name of the source, epoch), so their
+order does not depend on the other sources.
 
 The only state of a run is the list of its phases, because a continued run may have other phases.
 """
@@ -28,7 +29,10 @@ _AT_ONCE = 2**20  # places of periods that are computed at once: about 50 MB
 
 @dataclass(frozen=True)
 class SourceDraws:
-    """The data that a phase reads of a source. `epochs`: passes over it from the start of the run to the end of the phase."""
+    """How much a phase reads of a source: samples and tokens in the phase.
+
+    `epochs`: passes over the source from the start of the run to the end of the phase. `max_epochs`: the limit; None: no limit.
+    """
 
     samples: int
     tokens: int
@@ -38,11 +42,11 @@ class SourceDraws:
 
 @dataclass(frozen=True)
 class PhaseDraws:
-    """The data that a phase reads.
+    """How much a phase reads of each source.
 
     Attributes:
         end: samples of the run at the end of the phase.
-        period: the shares of the sources are exact after every so many samples.
+        period: the number of samples (P) after which the shares of the sources are exact again.
         largest_deviation: the most samples by which a source can be ahead of its share, or behind, within a period.
         sources: all sources, also the ones without weight.
     """
@@ -54,12 +58,12 @@ class PhaseDraws:
 
 
 class Phase(NamedTuple):
-    """A part of the run with the same weights."""
+    """A part of the run during which the weights stay the same."""
 
     end: int
-    """Samples of the run at the end of the phase. The phase starts at the end of the one before."""
+    """Samples of the run at the end of the phase. The phase starts at the end of the phase before it."""
     quotas: dict[str, int]
-    """Source → its samples in each period, at least 1. Their greatest common divisor is 1."""
+    """Source → its samples in each period, at least 1. The quotas' greatest common divisor is 1."""
 
     @property
     def period(self) -> int:
@@ -68,7 +72,7 @@ class Phase(NamedTuple):
 
     @property
     def largest_deviation(self) -> float:
-        """Samples that a source can be ahead of its share, or behind, inside a period: the largest q (P - q) / P."""
+        """The most samples by which a source can be ahead of its share, or behind, inside a period: max q (P - q) / P."""
         return max(quota * (self.period - quota) / self.period for quota in self.quotas.values())
 
 
@@ -78,7 +82,7 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
     Weights are taken as the decimals that they are written as: 0.1 is one tenth.
 
     Raises:
-        UserError: a weight is not from 0 to 100, they sum to neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
+        UserError: a weight is not from 0 to 100, the sum is neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
     """
     for name, weight in weights.items():
         if not 0 <= weight <= 100:
@@ -101,14 +105,14 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _hundredths(weights: dict[str, Fraction], total: Fraction | int) -> dict[str, Fraction]:
-    """Shares in the ratio of ``weights``, in whole hundredths of a percent, at least one each. The largest takes the rest."""
+    """Shares in the ratio of ``weights``, rounded to hundredths of a percent but not to 0. The largest makes the sum 1."""
     parts = {name: max(1, round(weight / total * MAX_PERIOD)) for name, weight in weights.items()}
     parts[max(parts, key=parts.__getitem__)] += MAX_PERIOD - sum(parts.values())
     return {name: Fraction(part, MAX_PERIOD) for name, part in parts.items()}
 
 
 def phases_of(untils: Sequence[float], quotas: Sequence[dict[str, int]], total: int) -> list[Phase]:
-    """Phases that end after these fractions of ``total`` samples, rounded to whole samples.
+    """Phases that end after the fractions ``untils`` of ``total`` samples, rounded to whole samples, with the given quotas.
 
     Neighbours with the same quotas become one phase, and phases without a sample are left out.
     """
@@ -119,7 +123,7 @@ def phases_of(untils: Sequence[float], quotas: Sequence[dict[str, int]], total: 
 def continued(saved: Sequence[Phase], configured: Sequence[Phase], consumed: int) -> list[Phase]:
     """The phases of a continued run: the saved ones up to sample ``consumed``, then the configured ones.
 
-    A phase whose weights stay the same goes on; only its end may move. A phase with other weights starts at ``consumed``.
+    If the weights at ``consumed`` stay the same, the phase goes on, perhaps with another end. Otherwise, a phase starts there.
     """
     past = [Phase(min(phase.end, consumed), phase.quotas) for phase in saved]
     if past and past[-1].end < consumed:  # samples after the last phase have its weights
@@ -141,12 +145,12 @@ def _joined(phases: Iterable[Phase]) -> list[Phase]:
 class MixtureOrder:
     """Finds the source and the block of each sample of a run.
 
-    After n samples of a phase, a source has at most q (P - q) / P samples more or fewer than n q / P. The difference is 0
-    after every P samples.
+    After n samples of a phase with period P, a source with quota q has at most q (P - q) / P samples more or fewer than its
+    share n q / P. The difference is 0 after every P samples.
 
     Args:
         phases: at least one. The last one goes on after its end.
-        sizes: source → its blocks in one epoch. A source may be missing if only ended phases have it.
+        sizes: source → its number of blocks. A source may be missing if only phases that have ended read it.
         seed: the run's data seed.
     """
 
@@ -180,11 +184,11 @@ class MixtureOrder:
         return addresses
 
     def drawn(self, samples: int) -> dict[str, int]:
-        """Source → how many of the first ``samples`` samples of the run are its own."""
+        """Source → how many of the first ``samples`` samples of the run are read from it."""
         return self._after(int(np.searchsorted([phase.end for phase in self.phases[:-1]], samples)), samples)
 
     def _after(self, number: int, samples: int) -> dict[str, int]:
-        """The result of ``drawn`` for ``samples`` that lie in phase ``number``, or at its end."""
+        """The result of ``drawn(samples)`` for a number of samples that is reached in phase ``number``, or at its end."""
         quotas = self.phases[number].quotas
         periods, rest = divmod(samples - self._starts[number], self.phases[number].period)
         places, _ = self._period_places(number, np.array([periods]))
@@ -195,7 +199,8 @@ class MixtureOrder:
         return counts
 
     def _own_numbers(self, number: int, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For samples (n,) of a phase: the place of each one's source in the sorted names (n,), and its number in it (n,)."""
+        """For global samples (n,) of a phase: the index of each sample's source among the phase's sorted names (n,), and the
+        sample's number among all samples of that source (n,)."""
         names = sorted(self.phases[number].quotas)
         quotas = np.array([self.phases[number].quotas[name] for name in names])
         before = np.array([self._drawn[number].get(name, 0) for name in names])
@@ -211,7 +216,8 @@ class MixtureOrder:
         return which, before[which] + period * quotas[which] + earlier
 
     def _period_places(self, number: int, periods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For e periods of a phase: the source at each place (e, P), and its number of earlier places in the period (e, P)."""
+        """For e periods of a phase: the index of the source at each place (e, P), and how many earlier places of the period
+        that source has (e, P)."""
         phase = self.phases[number]
         quotas = [phase.quotas[name] for name in sorted(phase.quotas)]
         size = phase.period
@@ -227,13 +233,13 @@ class MixtureOrder:
         return places, earlier
 
     def _blocks(self, name: str, own: np.ndarray) -> np.ndarray:
-        """The block (n,) that each sample of a source reads, by its number ``own`` (n,) in that source."""
+        """The block (n,) that each sample of a source reads. ``own`` (n,): the numbers of the samples within that source."""
         size = self.sizes[name]
         return permute(own % size, size=size, seed=_seed(self.seed, "source", name), epoch=own // size)
 
 
 def _seed(seed: int, kind: str, name: str) -> int:
-    """A seed of its own for each phase and source."""
+    """Derive a seed from the run's seed for each phase (its first sample as ``name``) and each source."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {kind} {name}".encode(), digest_size=8).digest(), "little")
 
 

@@ -26,7 +26,7 @@ class MixtureSource(ShardSource):
     """The shards of one source. Not every source needs validation text.
 
     Args:
-        max_epochs: the run is refused if it would read the source more often. None: no limit.
+        max_epochs: the most passes over the source. A run that would read it more often is refused. None: no limit.
     """
 
     max_epochs: float | None = None
@@ -34,7 +34,7 @@ class MixtureSource(ShardSource):
 
 @dataclass
 class MixturePhase:
-    """A part of the run with the same weights.
+    """A part of the run during which the weights stay the same.
 
     Args:
         weights: source → its share of the samples. The shares sum to 100 or to 1. A source without a share has 0.
@@ -49,7 +49,7 @@ class MixturePhase:
 
 
 def mixture_problems(sources: Mapping[str, MixtureSource], phases: Sequence[MixturePhase]) -> list[str]:
-    """One sentence for each setting that is wrong in itself."""
+    """One sentence for each setting that is wrong whatever the shards are."""
     problems = []
     if not sources:
         problems.append("A mixture needs sources: give --data.sources '{NAME: {path: FOLDER}, …}'.")

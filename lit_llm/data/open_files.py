@@ -1,7 +1,7 @@
 """Read bytes of many files with few open descriptors.
 
-``os.pread`` names its position in every call, so processes that share a descriptor after a fork do not disturb each other.
-Unlike a memory map, it reads no pages around the bytes that it is asked for, and a file that becomes shorter causes no SIGBUS.
+``os.pread`` takes the position in every call, so processes that share a descriptor after a fork do not disturb each other.
+Unlike a memory map, it reads no pages around the requested bytes, and a file that becomes shorter causes no SIGBUS.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from functools import lru_cache
 from lit_llm.core.errors import UserError
 
 _MOST = 128
-"""Descriptors that stay open: processes may have 1,024 by default (``ulimit -n``)."""
+"""The most descriptors that stay open in a process, which may have 1,024 by default (``ulimit -n``)."""
 _new_key = itertools.count()
 
 
 class OpenFiles:
-    """The files of one reader. All readers of a process share the descriptors. Pickling transfers none."""
+    """Reads files for one owner, such as a stream. The limit of descriptors is that of all owners in a process together.
+
+    Pickling transfers no descriptor: the copy opens the files again.
+    """
 
     def __init__(self) -> None:
         self._key = next(_new_key)  # a reader that is made later opens a replaced file again
@@ -33,7 +36,7 @@ class OpenFiles:
 
         Args:
             random: tell the kernel not to read ahead, because the next read is elsewhere.
-            mend: what a user does about a file that has changed while it was being read.
+            mend: what a user does about a file that is gone or became shorter; the message adds "with --resume auto".
 
         Raises:
             UserError: the file is gone, or became shorter.
@@ -55,7 +58,7 @@ class OpenFiles:
 
 
 class _File:
-    """An open descriptor, closed with its last reference."""
+    """An open descriptor, which is closed when the last reference to this object is gone."""
 
     def __init__(self, path: str, *, random: bool) -> None:
         self.descriptor = -1

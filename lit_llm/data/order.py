@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 SORTED_UP_TO = 256
-"""Sets of at most this many elements are sorted by random keys.
+"""Sets of at most this many elements are permuted by sorting random keys.
 
-For them, the Feistel network is visibly not uniform: over 400,000 epochs of 7 elements, a chi-square test of all 5,040 orders
-is 1,209 standard deviations off; over 2,000,000 epochs, pairs of positions are 39 off with 12 elements, 18 with 16, and a
-single position 3.5 with 24. From 32 on, no test of a position or of a pair differs from chance.
+For small sets, the Feistel network is visibly not uniform. Over 400,000 epochs of 7 elements, a chi-square test of all 5,040
+orders is 1,209 standard deviations off. Over 2,000,000 epochs, the test of pairs of positions is 39 standard deviations off
+with 12 elements and 18 with 16; that of single positions, 3.5 with 24. From 32 elements on, neither test differs from chance.
 """
 _ROUNDS = 8  # as in the stateless shuffles of grain and levanter; Luby-Rackoff needs four
 _MASK = (1 << 64) - 1
@@ -25,19 +25,19 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the odd step of SplitMix64
 def permute(index: np.ndarray, *, size: int, seed: int, epoch: int | np.ndarray) -> np.ndarray:
     """Apply the pseudo-random permutation of ``range(size)`` for ``(seed, epoch)``.
 
-    Up to ``SORTED_UP_TO`` elements are sorted by a hash of the seed, the epoch and the element: every order is equally
-    likely. That takes O(size) memory for each distinct epoch.
+    Up to ``SORTED_UP_TO`` elements are sorted by a hash of the seed, the epoch and the element, so every order is equally
+    likely. The sort takes O(size) memory for each distinct epoch.
 
     More elements are permuted by a Feistel network over the smallest power of two that is at least ``size``, in O(1) for each
-    index. It is a bijection for any round function. Results outside ``range(size)`` are mapped again until they fall inside
-    ("cycle-walking"), which keeps the map a bijection on ``range(size)`` and takes fewer than two passes on average. (A linear
-    congruential map would be cheaper, but its output has regular strides.)
+    index. The network is a bijection for any round function. Results outside ``range(size)`` are mapped again until they fall
+    inside ("cycle-walking"), which keeps the map a bijection on ``range(size)`` and takes fewer than two passes on average. (A
+    linear congruential map would be cheaper, but its output has regular strides.)
 
     Args:
         index: (n,) integers in [0, size).
         size: number of elements, 1 <= size < 2**63.
         seed: any integer (taken modulo 2**64).
-        epoch: one non-negative integer, or (n,) of them.
+        epoch: one non-negative integer for all indices, or (n,), one for each index.
 
     Returns:
         (n,) int64 in [0, size).
@@ -81,19 +81,19 @@ def sample_index(g: np.ndarray, *, samples: int, seed: int) -> np.ndarray:
 
 
 def _sorted(keys: np.ndarray, size: int) -> np.ndarray:
-    """For each of (e,) uint64 keys a permutation of ``range(size)``: (e, size) int64.
+    """For each of the ``keys``, (e,) uint64, a permutation of ``range(size)``: (e, size) int64.
 
-    The elements are sorted by the first ``size`` numbers of SplitMix64 that starts at the key. Two elements with equal numbers,
-    whose chance is below 1e-14, would keep their order.
+    The elements are sorted by the first ``size`` numbers of a SplitMix64 generator that starts at the key. Two equal numbers,
+    whose chance is below 1e-14, would leave their elements in order.
     """
     steps = np.arange(size, dtype=np.uint64) * np.uint64(_GOLDEN)
     return np.argsort(_mix(keys[:, None] + steps), axis=1, kind="stable")
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Permute (n,) uint64 in [0, 2**bits).
+    """Permute ``values``, (n,) uint64 in [0, 2**bits), each by the key (n,) uint64 at its place.
 
-    The rounds update the halves in turn instead of swapping them, because their widths differ if ``bits`` is odd.
+    The rounds update low and high bits in turn instead of swapping the halves, which differ in width if ``bits`` is odd.
     """
     low_bits = np.uint64(bits // 2)
     low_mask = np.uint64((1 << (bits // 2)) - 1)

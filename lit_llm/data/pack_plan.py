@@ -1,10 +1,11 @@
 """The stored plan of packed blocks: which pieces of documents each block has.
 
-A plan ``train_pack-T4096.idx`` stands beside the shards that it packs. All numbers are little-endian:
+A plan such as ``train_pack-T4096.idx`` lies beside the shards whose documents it packs into blocks of T = 4096 pairs of an
+input and its target. All numbers in the file are little-endian:
 
     128 bytes: magic, version and T (uint32 each), `key_of` (16 bytes), number of pieces, `Counts` without padding, `cut` and
     `separated` of consecutive blocks (uint64 each), zeros
-    for each piece, block after block: the position of its first input (uint64), its pairs (uint32)
+    for each piece, block after block: the position of its first input (uint64), its number of pairs (uint32)
     for each block the number of pieces before it, then the number of all pieces (uint64)
 """
 
@@ -33,7 +34,7 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HASH_BYTES
 
 MOST_COUNTED = 5_000_000
-"""The most documents that `planned` packs, which takes a few seconds."""
+"""The most documents that `planned` packs. So many take a few seconds."""
 _MAGIC, _VERSION = b"LITPACK\0", 1
 _HEADER = struct.Struct("<8sII16sQ5Q2Q")
 _HEADER_BYTES = 128
@@ -41,17 +42,17 @@ _INDEX = np.dtype("<u8")
 
 
 class PackPlan:
-    """A plan on disk. Reading a block takes two small reads. Pickling transfers no content.
+    """A plan on disk, read when it is needed: a block takes two small reads. Pickling transfers no content.
 
     Raises:
-        UserError: the file is not a plan, is damaged, or is a plan for other blocks or data.
+        UserError: the file is not a plan, is damaged, or is the plan of other data or another block size.
     """
 
     def __init__(self, path: Path, *, size: int, key: bytes) -> None:
         """
         Args:
-            size: pairs of a block, T.
-            key: `key_of` of the documents.
+            size: pairs of an input and its target in a block, T.
+            key: the result of `key_of` for the documents, which the plan must have.
         """
         self.path, self.size = path, size
         self._files = OpenFiles()
@@ -77,7 +78,7 @@ class PackPlan:
         return self.counts.blocks
 
     def block(self, number: int) -> np.ndarray:
-        """The pieces of a block, (n,) of type `PIECE`.
+        """The pieces of the block ``number``, counted from 0: (n,) of type `PIECE`.
 
         Raises:
             UserError: the file is damaged.
@@ -101,13 +102,15 @@ class PackPlan:
 
 
 def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
-    """The plan beside the shards, which is made first if it is missing. A line reports what a new plan does.
+    """Open the plan beside the shards. A missing plan is made first, and a line reports how many documents it cuts.
 
     Args:
+        documents: the documents to pack, of one stream.
+        size: pairs of an input and its target in a block, T.
         tokens_hash: hash of the stream (`TokenStream.scan`).
 
     Raises:
-        UserError: as `PackPlan` and `write_plan`; or the shards do not know where documents end.
+        UserError: `PackPlan` or `write_plan` raised it, a shard does not say where documents end, or the plan has no blocks.
     """
     if (shard := missing_documents(documents.stream)) is not None:
         raise UserError(
@@ -134,9 +137,9 @@ def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
 
 
 def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
-    """The counts of packed blocks, and of consecutive blocks for comparison. Nothing is written.
+    """The counts of packed blocks of ``size`` pairs, and those of consecutive blocks for comparison. Nothing is written.
 
-    None if the counts are not known before a run: for more than `MOST_COUNTED` documents, or without manifest or document ends.
+    None if this is not counted before a run: for more than `MOST_COUNTED` documents, or without a manifest or document ends.
 
     Raises:
         UserError: the document ends are damaged.
@@ -168,9 +171,10 @@ def report(packed: Counts, other: Counts) -> str:
 
 
 def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
-    """The name of the plan of a stream: ``train_pack-T4096.idx``, after its first shard.
+    """The path of the plan of a stream, such as ``train_pack-T4096.idx``: named after the first shard and the block size.
 
-    A plan of only some of the shards has the start of its key in its name, so that it does not replace the plan of all shards.
+    The plan of only some of a split's shards also has the start of its key in its name, so that it does not replace the plan of
+    all shards.
     """
     first = stream.paths[0]
     name = re.sub(r"_[0-9]+$", "", first.stem)
@@ -180,7 +184,7 @@ def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
 
 
 def key_of(documents: Documents, tokens_hash: str) -> bytes:
-    """A hash of everything that decides a plan: the tokens, the shards, and where documents end.
+    """A hash of everything but the block size that decides a plan: the tokens, the shards, and where documents end.
 
     Args:
         tokens_hash: hash of the stream (`TokenStream.scan`).
@@ -192,11 +196,12 @@ def key_of(documents: Documents, tokens_hash: str) -> bytes:
 
 
 def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> int:
-    """Pack all documents and write the plan: complete, or not at all. Memory: a pool, 8 bytes for each block, and the
-    document ends of a shard.
+    """Pack all documents and write the plan, complete or not at all.
+
+    Memory holds a pool of documents, the document ends of one shard, and 8 bytes for each block.
 
     Returns:
-        The number of pairs of answers that are left out, because they are longer than a block.
+        The number of preference pairs that are left out, because they are longer than a block.
 
     Raises:
         UserError: the folder cannot be written or is gone, or the document ends are damaged.
@@ -215,7 +220,7 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
 
 
 def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield the documents that are packed together: starts (n,), lengths (n,), and how many pairs of answers are left out."""
+    """Yield each pool of documents: their starts (n,) and lengths (n,), and how many too long preference pairs it lacks."""
     for starts, lengths in documents.pools(POOL):
         fits = lengths <= size if documents.stream.pairs else np.ones(len(lengths), dtype=bool)
         yield starts[fits], lengths[fits], int(np.sum(~fits))

@@ -1,8 +1,9 @@
 """Best-fit-decreasing packing: which pieces of documents share a block.
 
-A document gives pairs of an input and its target. A document of more than T pairs is cut into blocks of T from its start, and
-its rest is a piece like a short document. The pieces of a pool of documents are placed longest first, each into the block with
-the least room that is enough (Ding et al. 2024, arXiv 2404.10830). Nothing is random.
+A document gives pairs of an input and its target; a block has room for T pairs. A document of more than T pairs is cut from
+its start into blocks of T pairs, and what remains is a piece, like a whole short document. The pieces of a pool of documents
+are placed longest first, each into the block with the least room that suffices (Ding et al. 2024, arXiv 2404.10830). Nothing is
+random.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from typing import NamedTuple
 import numpy as np
 
 POOL = 2**18
-"""The number of documents that are packed together, on which the plan depends. More would use memory for no less padding."""
+"""The number of documents that are packed together. The plan depends on it. A larger pool would not reduce the padding."""
 PIECE = np.dtype([("start", "<u8"), ("length", "<u4")])
 """A part of a document: the position of its first input in the stream, and the number of its pairs."""
 
 
 class Counts(NamedTuple):
-    """Counts for blocks and documents under one way to fill blocks. Counts of several pools add up."""
+    """Counts of blocks and documents for one way to fill blocks: packed, or consecutive. Counts of several pools add up."""
 
     blocks: int = 0
     documents: int = 0
     targets: int = 0
-    """Pairs of all documents."""
+    """Pairs of an input and its target in all documents."""
     cut: int = 0
-    """Documents with parts in several blocks."""
+    """Documents that are cut, so that their parts are in several blocks."""
     separated: int = 0
-    """Targets in another block than the start of their document."""
+    """Targets that are in another block than the start of their document."""
     padding: int = 0
-    """Positions without a pair."""
+    """Positions of blocks that no pair fills."""
 
     @property
     def cut_share(self) -> float:
@@ -53,11 +54,11 @@ def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray
 
     Args:
         starts: (n,) position of each document's first input.
-        lengths: (n,) its pairs, at least 1 each.
+        lengths: (n,) number of each document's pairs, at least 1.
         size: pairs of a block, T.
 
     Returns:
-        (p,) pieces of type `PIECE`, block after block; (b,) the number of pieces in each block; and the counts.
+        The pieces (p,) of type `PIECE`, block after block; the number of pieces in each block (b,); and the counts.
     """
     starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
     whole, rest = lengths // size, lengths % size
@@ -84,7 +85,10 @@ def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray
 
 
 def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
-    """The block (n,), from 0, of each piece (n,) of 1 to `size` pairs. Among blocks with equal room, the last one is taken."""
+    """The number (n,) of the block, from 0, that each piece goes into. Among blocks with equal room, the last one is taken.
+
+    ``lengths`` (n,): the number of pairs of each piece, from 1 to ``size``.
+    """
     numbers = np.empty(len(lengths), dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     blocks_with: list[list[int]] = [[] for _ in range(size + 1)]  # by their room
@@ -110,7 +114,7 @@ def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
 
 
 def consecutive(starts: np.ndarray, lengths: np.ndarray, size: int) -> Counts:
-    """The counts for blocks of T consecutive pairs, without blocks and padding. The arguments are those of `pack`."""
+    """The counts for blocks of T consecutive pairs, with 0 for `blocks` and `padding`. The arguments are those of `pack`."""
     starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
     in_first = size - starts % size  # pairs up to the end of the block in which the document starts
     cut = lengths > in_first

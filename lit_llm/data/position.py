@@ -15,11 +15,11 @@ from lit_llm.core.errors import UserError
 
 @dataclass(frozen=True)
 class StepSamples:
-    """The samples of each optimizer step, and their parts: ranks, and the micro-batches of a rank."""
+    """The samples of each optimizer step, and how they are divided into shares of ranks and micro-batches of a rank."""
 
     stages: Stages  # (first step, samples per step) of each stage of a batch ramp; without a ramp, there is one stage
     most: int | None = None  # the most samples of a micro-batch; None: no limit
-    ranks: int = 1  # that are data-parallel
+    ranks: int = 1  # the number of data-parallel ranks
     pipeline: Pipeline | None = None  # if given, it must be able to run the micro-batches of a step
     base: tuple[int, int] = (0, 0)  # steps and samples of the checkpoint that the run continues from
 
@@ -28,12 +28,12 @@ class StepSamples:
         return next(size for first, size in reversed(self.stages) if first <= step)
 
     def before(self, step: int) -> int:
-        """Number of samples that the run has read before a step. The steps before `base` may have had other sizes."""
+        """Number of samples that the run has read before ``step``: those that `base` gives, and those of the steps since."""
         steps, samples = self.base
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 
     def of_rank(self, step: int, rank: int) -> list[range]:
-        """The samples of each micro-batch of a rank in a step. Ranks have equal contiguous parts of the step's samples."""
+        """The sample numbers of each micro-batch of a rank in a step. Each rank has an equal, contiguous share of the step."""
         share, micro = self.size(step) // self.ranks, self.micro_batch(step)
         assert self.size(step) == share * self.ranks and share % micro == 0
         begin = self.before(step) + rank * share
@@ -48,7 +48,7 @@ class StepSamples:
         return self.size(step) // (self.micro_batch(step) * self.ranks)
 
     def micro_batches_before(self, step: int) -> int:
-        """Number of micro-batches of each rank before a step, if all steps have the present sizes."""
+        """Number of micro-batches of each rank before a step, as if all steps, also those before `base`, had these sizes."""
         return sequences_before(tuple((first, self.micro_batches(first)) for first, _ in self.stages), step)
 
 
@@ -58,9 +58,12 @@ def batch_problems(
     """One sentence for each batch size that the ranks cannot share.
 
     Args:
-        batch: samples per step, at the end of a ramp.
+        batch: samples per step; with a ramp, at its end.
+        most: the most samples of a micro-batch. None: no limit.
+        ranks: number of data-parallel ranks.
+        pipeline: if given, it must be able to run the micro-batches of a step.
         ramp: tokens per step of each stage of a batch ramp. Empty: there is none.
-        length: tokens per sample. None: not known, so that a ramp is not checked.
+        length: tokens per sample. None: the number is not known, so the ramp is not checked.
     """
     if not ramp or length is None:
         ramp, length = [batch], None
@@ -75,10 +78,10 @@ def batch_problems(
 
 
 def saved_base(state: Mapping[str, Any]) -> tuple[int, int]:
-    """(steps, samples) of a saved state.
+    """The numbers (steps, samples) that the run had taken and read when the state of a data module was saved.
 
     Raises:
-        UserError: one of them is no count.
+        UserError: one of the two is not a non-negative integer.
     """
     for name in ("consumed_samples", "global_step"):
         count: Any = state.get(name)
@@ -91,7 +94,7 @@ def setting_changes(now: Mapping[str, Any], saved: Mapping[str, Any], changed_te
     """One phrase for each setting that differs from a saved state. A setting that only one of the two has is ignored.
 
     Args:
-        changed_text: returns the phrase about the text, by the name of its fingerprint.
+        changed_text: returns the phrase about text that has changed. It takes the name of the fingerprint that differs.
     """
     changes = []
     for name, value in now.items():

@@ -16,7 +16,7 @@ from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_
 
 
 class ShardLayout(NamedTuple):
-    """One file of tokens."""
+    """Where a file of tokens is, and how its tokens are stored."""
 
     path: str
     dtype: np.dtype[Any]
@@ -25,14 +25,14 @@ class ShardLayout(NamedTuple):
     tokens: int
     megatron: bool = False
     masked: bool = False
-    """Whether a file beside it says which tokens are targets."""
+    """Whether a mask file beside this file says which of its tokens are targets of the loss."""
 
     @property
     def mask_path(self) -> str:
         return os.path.splitext(self.path)[0] + MASK_SUFFIX
 
     def mask_problem(self) -> str | None:
-        """Why the mask cannot be the one of these tokens, judged by its size; None if it can."""
+        """A sentence if the mask file is missing or does not have one byte for each token; None if its size is right."""
         if (size := size_of(self.mask_path)) is None:
             return f"The mask {self.mask_path} is missing: restore it, or prepare the data again."
         if size == self.tokens:
@@ -41,21 +41,21 @@ class ShardLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size in bytes that the file must have."""
         return self.offset + self.tokens * self.dtype.itemsize
 
     @property
     def docs(self) -> str:
-        """The name of the file with the ends of its documents; Megatron's are in the index instead."""
+        """The path of the ``.docs`` file with this shard's document ends. Megatron's ends are in the ``.idx`` file instead."""
         return os.path.splitext(self.path)[0] + DOCS_SUFFIX
 
     def document_ends(self) -> np.ndarray | None:
-        """The ends of the documents that end in this file, in tokens from its first one: uint64 (n,), exclusive.
+        """The end of each document that ends in this file: the number of the file's tokens up to the document's last one.
 
-        None if document ends were not recorded.
+        uint64 (n,), or None if document ends were not recorded.
 
         Raises:
-            UserError: the ends are damaged.
+            UserError: the document ends are damaged.
         """
         if self.megatron:
             return megatron.document_ends(self.path, self.dtype.itemsize, self.tokens)
@@ -74,7 +74,7 @@ class ShardLayout(NamedTuple):
 
 
 def size_of(path: str) -> int | None:
-    """Bytes of a file; None if it is not there."""
+    """The size of a file in bytes; None if the file is missing or cannot be looked at."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -82,13 +82,13 @@ def size_of(path: str) -> int | None:
 
 
 def read_layout(path: str, *, headerless: bool = False) -> ShardLayout:
-    """The layout of a file, from its header and size. The file is opened once.
+    """Read the header and the size of a token file, and return its layout. The file is opened once.
 
     Args:
-        headerless: the file holds bare uint16.
+        headerless: the file holds bare uint16 tokens without a header.
 
     Raises:
-        UserError: one sentence if the file is missing, empty, truncated, or not a shard.
+        UserError: the file is missing, empty, truncated, or not a shard.
     """
     header, size = _start(path, 4 if headerless else HEADER_BYTES)
     if headerless:
@@ -129,7 +129,7 @@ def _bare_layout(path: str, header: bytes, size: int) -> ShardLayout:
 
 
 def _start(path: str, length: int) -> tuple[bytes, int]:
-    """The first bytes of a file, and its size."""
+    """The first ``length`` bytes of a file, or all if it is shorter, and the size of the file in bytes."""
     try:
         with open(path, "rb") as file:
             return file.read(length), os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Open the splits that settings name: a folder that ``prepare`` wrote, or files, with their manifest."""
+"""Open the splits that the settings name: those in a folder that ``prepare`` wrote, or given files, perhaps with a manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ShardSource:
     """Where shards are.
 
     Args:
-        path: a folder that ``prepare`` wrote, instead of the three below.
+        path: a folder that ``prepare`` wrote, instead of ``train``, ``val`` and ``test``.
         train: files, globs, or a list of these, in the layout of llm.c or Megatron.
         val: the same, for validation.
         test: the same, for ``test``.
@@ -37,23 +37,23 @@ class ShardSource:
 
 @dataclass
 class ShardSplits:
-    """The splits of a source that were found, and the problems."""
+    """The splits of a source that were found, and one sentence for each problem."""
 
     streams: dict[str, TokenStream] = field(default_factory=dict)
-    """Split → its tokens, for the splits without problems."""
+    """Split → the stream of its tokens, for the splits that could be opened."""
     problems: list[str] = field(default_factory=list)
     manifests: dict[str, tuple[Path, Manifest]] = field(default_factory=dict)
-    """Folder and manifest of the splits whose files are all listed in one."""
+    """Split → folder and manifest, for the splits whose files are all listed in one manifest."""
 
     def whole_splits(self) -> dict[str, SplitInfo]:
-        """Name → the split of a manifest that has exactly the same shards."""
+        """Split → its record in the manifest, for the splits that have exactly the shards of that record."""
         files = {name: [path.name for path in self.streams[name].paths] for name in self.manifests}
         splits = {name: manifest.split_with(files[name]) for name, (_, manifest) in self.manifests.items()}
         return {name: split for name, split in splits.items() if split is not None}
 
 
 def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCounts]:
-    """``Corpus.text_sizes`` of several sets of splits: splits of the same name are added."""
+    """``Corpus.text_sizes``: the counts of each split, summed over sources. ``splits``: for each source, split → record."""
     sizes: dict[str, PartCounts] = {}
     for each in splits:
         for name, split in each.items():
@@ -62,7 +62,7 @@ def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCount
 
 
 def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSplits:
-    """The splits of a folder that ``prepare`` wrote. No shard is opened."""
+    """The splits of a folder that ``prepare`` wrote. No shard is opened. The arguments are those of `splits_of`."""
     splits, flag = ShardSplits(), f"{settings}.path"
     manifest = problem = None
     try:
@@ -99,7 +99,7 @@ def path_problems(source: ShardSource, flag: str) -> list[str]:
     """A sentence for each setting that contradicts ``path``, a folder that ``prepare`` wrote.
 
     Args:
-        flag: the key that has all of these settings.
+        flag: the key below which the settings are, such as "--data", for the sentences.
     """
     problems = []
     others = [f"{flag}.{name}" for name in SPLITS if getattr(source, name) is not None]
@@ -114,8 +114,8 @@ def splits_of(source: ShardSource, *, settings: str = "--data", required: Collec
     """The splits of a source.
 
     Args:
-        settings: problems name flags below this key.
-        required: splits without which there is a problem.
+        settings: the key below which the flags are that problems name.
+        required: the splits whose absence is a problem.
     """
     if source.path is not None:
         return _in_folder(source.path, settings, required)
@@ -123,14 +123,14 @@ def splits_of(source: ShardSource, *, settings: str = "--data", required: Collec
 
 
 def no_split_text(split: str, of: str = "") -> str:
-    """A sentence that a folder written by ``prepare`` lacks this split, and how to prepare one that has it."""
+    """A sentence: a folder written by ``prepare`` lacks this split, and how to prepare one. ``of``: words after "text"."""
     return f"No {split} text{of}: prepare the data again with it (prepare … --data.{split} FILE)."
 
 
 def _of_files(
     patterns: Mapping[str, str | list[str] | None], headerless: bool, settings: str, required: Collection[str]
 ) -> ShardSplits:
-    """The splits of files and globs, by the setting of each. Files that a manifest in their folder lists are not opened."""
+    """The splits of files and globs. ``patterns``: split → the user's setting. Files that a manifest lists are not opened."""
     splits = ShardSplits()
     files: dict[str, list[Path]] = {}
     manifests: dict[Path, Manifest | None] = {}  # each is read once

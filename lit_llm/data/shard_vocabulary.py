@@ -1,4 +1,4 @@
-"""The vocabulary, the tokenizer and the ids around documents of shards: settings first, then manifests."""
+"""Find the vocabulary, the tokenizer and the ids around documents of token shards, from settings and manifests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ TokenId = Annotated[int | None, whole(0, 100_000_000)]
 
 @dataclass(frozen=True)
 class ShardVocabulary:
-    """The settings of the vocabulary, None where they are left out. ``manifests`` are those of the splits that describe it."""
+    """The settings of the vocabulary; None: the user left a setting out.
+
+    Methods take the ``manifests`` of the splits that describe the vocabulary (``ShardDataModule.described_by``).
+    """
 
     vocab_size: VocabSize
     tokenizer: Tokenizer | None
@@ -30,11 +33,11 @@ class ShardVocabulary:
 
     @property
     def needs_manifest(self) -> bool:
-        """Whether the number of token ids follows from a manifest."""
+        """Whether no setting tells the number of token ids, so that a manifest must tell it."""
         return self.vocab_size is None and self.tokenizer is None
 
     def size(self, manifests: Sequence[Manifest]) -> int:
-        """Number of token ids."""
+        """Number of token ids: of the setting, else of the tokenizer, else of the first manifest, else of GPT-2."""
         if self.vocab_size is not None:
             return self.vocab_size
         if self.tokenizer is not None:
@@ -42,7 +45,7 @@ class ShardVocabulary:
         return manifests[0].vocab_size if manifests else _GPT2_VOCAB_SIZE
 
     def problems(self, manifests: Sequence[Manifest]) -> list[str]:
-        """A sentence for each setting out of range; if there is none, for each that contradicts another one or a manifest."""
+        """A sentence for each setting out of range; if all are in range, for each that contradicts another or a manifest."""
         size = self.size(manifests)
         if problems := range_problems(ShardVocabulary, "data", vars(self)):
             return problems
@@ -57,7 +60,8 @@ class ShardVocabulary:
         return problems
 
     def _id_problems(self, name: str, given: int, size: int, manifests: Sequence[Manifest]) -> list[str]:
-        """A sentence if an id around documents is outside the vocabulary, or if a manifest or the tokenizer has another."""
+        """A sentence if the setting ``name``, an id around documents, is not in the vocabulary, or not the manifests' or the
+        tokenizer's id."""
         if not 0 <= given < size:
             return [f"{name} is {given}, but the vocabulary has {size} ids (--data.{name})."]
         for manifest in manifests:
@@ -72,7 +76,7 @@ class ShardVocabulary:
         return []
 
     def tokenizer_problems(self, manifests: Sequence[Manifest], folder: Path | None) -> list[str]:
-        """A sentence if the tokenizer of the settings is not that of the shards in the folder of a manifest."""
+        """A sentence if the tokenizer of the settings contradicts the tokenizer in ``folder``, the folder of a manifest."""
         if self.tokenizer is None or any(each.tokenizer == self.tokenizer.identity() for each in manifests):
             return []
         problems: list[str] = []
@@ -86,10 +90,10 @@ class ShardVocabulary:
         return next((token_id for token_id in known if token_id is not None), None)
 
     def load_tokenizer(self, folder: Path | None) -> Tokenizer | None:
-        """The tokenizer in the folder of a manifest, which has the ids around its documents; else that of the settings.
+        """The tokenizer in ``folder``, the folder of a manifest, with the ids around documents; else the one of the settings.
 
         Raises:
-            UserError: both exist and differ, or the settings name another id around documents.
+            UserError: both tokenizers exist and differ, or the settings name another id around documents.
         """
         if folder is None or not (folder / TOKENIZER_FILE).exists():
             return self.tokenizer

@@ -1,8 +1,8 @@
-"""Check whether files have changed: by size, ctime and inode at every start, and by a hash of the whole where these differ.
+"""Check whether files have changed: compare size, ctime and inode at every start, and hash the files for which these differ.
 
-The state of a file, ``SIZE CTIME INODE``, changes with every write, and with a copy to another place. Whoever remembers
-the state in which a file had its hash need not hash it again in that state. Checkpoints remember it for the files of a run's
-tokens, and the token cache for its own files and the texts that it was made from.
+The state of a file, the text ``SIZE CTIME INODE``, changes with every write, and when the file is copied to another place. A
+file that is still in the state in which it was hashed need not be hashed again. Therefore checkpoints store the states and
+hashes of the files that hold a run's tokens. The token cache stores those of its own files and of the texts it was made from.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _REST = 49  # seconds of rest after a second of hashing in the background: 2 % o
 
 
 class StoredFile(NamedTuple):
-    """A file, and the content that it must have, as far as a manifest or another record says."""
+    """A file, and what a manifest, a checkpoint or another record says about the content that the file must have."""
 
     path: str
     blake2b: str | None = None
-    """The hash that its bytes after the head must have. None: it is not known."""
+    """The BLAKE2b hash (hex) that the file's bytes after ``head`` must have. None: any content is accepted."""
     head: bytes = b""
-    """The bytes that it begins with."""
+    """The bytes with which the file must begin, such as the header of a shard. They are not part of the hash."""
     mend: str = ""
-    """How a user mends a file that holds something else."""
+    """What a user does if the file has other content: the end of the error message."""
 
 
 Seen = dict[str, list[str]]
-"""Path → the state of a file and, once it is known, the hash of its bytes after the head; else ""."""
+"""Path → [state, hash] of a file. The hash is that of the bytes after ``StoredFile.head``, or "" while it is not known."""
 
 
 def state_of(path: str) -> str:
-    """The state of a file; empty if it is not there."""
+    """The state of a file, ``SIZE CTIME INODE``; empty if the file does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -48,10 +48,10 @@ def state_of(path: str) -> str:
 
 
 def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda seconds: None) -> str:
-    """The hash of a file's bytes after its head; of all bytes, if the file does not begin with ``head``.
+    """The BLAKE2b hash (hex) of a file's bytes after ``head``. If the file does not begin with ``head``, all bytes are hashed.
 
     Args:
-        rest: called after each read with the seconds that it took.
+        rest: called after each 16 MiB with the seconds that reading and hashing them took. It may sleep, to slow hashing down.
 
     Raises:
         OSError: the file cannot be read.
@@ -69,9 +69,10 @@ def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda
 
 
 def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
-    """The hash of a file, read again if it is not the one it must have.
+    """The hash of a file. The file is hashed a second time if the first hash is wrong, or if its descriptor was closed.
 
-    Python's queues of loader workers may close a descriptor twice when a loader ends, and so close this thread's.
+    The reason: when a DataLoader ends, the queues of its workers may close a descriptor number twice. The second time, the
+    number may already belong to the file that this thread reads.
     """
     try:
         digest = hash_of(file.path, file.head, rest)
@@ -84,7 +85,7 @@ def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
 
 
 class StoredFiles:
-    """The files of a run's tokens, with their states when this was made."""
+    """A set of files to check, each with the state that it had when it was added. ``seen`` has their states and hashes."""
 
     def __init__(self, files: Iterable[StoredFile]) -> None:
         self._files: dict[str, StoredFile] = {}
@@ -98,26 +99,26 @@ class StoredFiles:
 
     @property
     def bytes(self) -> int:
-        """The size of all files together."""
+        """The size of all files together, in bytes."""
         return sum(int(state.split()[0]) for state, _ in self.seen.values() if state)
 
     @property
     def unlisted(self) -> int:
-        """The number of files whose expected hash is not known."""
+        """The number of files for which no hash is given, so that any content is accepted."""
         return sum(file.blake2b is None for file in self._files.values())
 
     def recall(self, saved: Mapping[str, list[str]]) -> list[str]:
-        """Take over the hashes of files that are still in a saved state, and return the paths of the other files."""
+        """Copy the hash of each file that is still in its saved state from ``saved``. Return the paths of the other files."""
         changed = [path for path, (state, _) in self.seen.items() if path not in saved or saved[path][0] != state]
         self.seen |= {path: list(saved[path]) for path in self.seen.keys() - set(changed)}
         return changed
 
     def changes(self, saved: Mapping[str, list[str]], *, accepted: bool) -> list[str]:
-        """Hash the files that are not in the state of a checkpoint. Return a sentence for each that has changed or is gone.
+        """Hash the files whose state is not the checkpoint's. Return a sentence for each file that has changed or is gone.
 
         Args:
-            saved: the files of the checkpoint.
-            accepted: files may differ from those of the checkpoint, unless a manifest has their hash.
+            saved: the states and hashes that the checkpoint has. Empty: nothing is compared.
+            accepted: True: files may differ from the checkpoint's. Files whose hash a manifest has must still have that hash.
         """
         if not saved:
             return []
@@ -138,11 +139,11 @@ class StoredFiles:
     def problems(
         self, paths: Iterable[str] | None = None, rest: Callable[[float], None] = lambda seconds: None
     ) -> Iterator[str]:
-        """Hash the files whose hash is not known. Yield a sentence for each that does not have the content that it must have.
+        """Hash the files that have no hash in ``seen``. Yield a sentence for each file that is unreadable or has other content.
 
         Args:
-            paths: the files to check; None: all.
-            rest: as in `hash_of`.
+            paths: the files to check; None: all files of this object.
+            rest: called with the seconds of each read, as `hash_of` says.
         """
         for path in list(self._files) if paths is None else paths:
             file = self._files[path]
@@ -160,7 +161,7 @@ class StoredFiles:
 
 
 class BackgroundCheck(threading.Thread):
-    """Hashes the files of a run once while it trains. The thread does not keep the process from ending."""
+    """A daemon thread that hashes the files of a run once during training. ``problem`` says which file differs first."""
 
     def __init__(self, files: StoredFiles) -> None:
         super().__init__(name="hashes of the data", daemon=True)

@@ -1,9 +1,9 @@
-"""A teacher's predictions at the positions of a training stream, for distillation: files beside its shards.
+"""A teacher's predictions at the positions of a training stream, for distillation: files beside the stream's shards.
 
-``train_000000.teacher`` belongs to ``train_000000.bin``. For each token of the shard it has k ids (uint16, or uint32 for more
-than 65,536 ids), which are the likeliest to follow the token, in this order, and their log-probabilities (float16). These are
-below 0; 0 marks a position that no block has. ``train_teacher.json`` is a `TeacherInfo`. It is written last: without it,
-nothing is read.
+``train_000000.teacher`` belongs to ``train_000000.bin``. For each token of the shard it has the k ids that are likeliest to
+follow the token, the likeliest first (uint16, or uint32 if the vocabulary has more than 65,536 ids), and then their
+log-probabilities (float16). Log-probabilities are below 0; 0 marks a position that no block reads. ``train_teacher.json`` has
+the `TeacherInfo`. It is written last: without it, the other files are not read.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shard_manifest import Unexpected, from_json
 
 HIGHEST, LOWEST = -(2.0**-24), -65504.0
-"""Limits of stored log-probabilities: the float16 number below 0 that is nearest to it, and the lowest one."""
+"""Limits of stored log-probabilities: the float16 number below 0 that is nearest to 0, and the lowest float16 number."""
 
 
 @dataclass(frozen=True)
 class TeacherInfo:
-    """The settings and hashes of a teacher's files."""
+    """The settings with which a teacher's files were made, and the hashes of the files."""
 
     weights: str
-    """`base_sha256` of the teacher's checkpoint."""
+    """A hash of the teacher's weights: `base_sha256` of its checkpoint."""
     vocab_size: int
     top_k: int
     temperature: float
@@ -50,25 +50,27 @@ class TeacherInfo:
 
     @property
     def name(self) -> str:
-        """A name of the teacher, which two runs must have in common."""
+        """The teacher's weights, k and temperature as text. A run and the checkpoint that it continues must have the same."""
         return f"{self.weights[:16]}, top {self.top_k} at {self.temperature:g}"
 
     @property
     def record(self) -> np.dtype:
-        """The type of the record that the files have for each position."""
+        """The numpy type of the record that a file has for each position: ids (k,) and log-probabilities (k,)."""
         ids = "<u2" if self.vocab_size <= 2**16 else "<u4"
         return np.dtype([("ids", ids, (self.top_k,)), ("logp", "<f2", (self.top_k,))])
 
 
 def info_path(stream: TokenStream) -> Path:
-    """The name of the JSON file, after the first shard."""
+    """The path of the JSON file with the `TeacherInfo`, which is named after the first shard of the stream."""
     first = stream.paths[0]
     return first.with_name(f"{re.sub('_[0-9]+$', '', first.stem)}_teacher.json")
 
 
 def read_info(path: Path) -> TeacherInfo | None:
-    """Raises:
-    UserError: The file is damaged.
+    """Read a JSON file with a `TeacherInfo`; None if there is no file.
+
+    Raises:
+        UserError: The file is damaged.
     """
     try:
         info: TeacherInfo = from_json(TeacherInfo, read_json(path))
@@ -83,10 +85,10 @@ class Teacher:
     """The teacher's files of a stream. Pickling transfers no content.
 
     Args:
-        expected: values that `TeacherInfo` must have for the stream and its blocks.
+        expected: field of `TeacherInfo` → the value that it must have for this stream and its blocks.
 
     Raises:
-        UserError: There is no teacher, or the teacher of other tokens or blocks; or a file is damaged.
+        UserError: There are no files of a teacher, they were made for other tokens or blocks, or a file is damaged.
     """
 
     def __init__(self, stream: TokenStream, expected: Mapping[str, Any]) -> None:
@@ -109,7 +111,7 @@ class Teacher:
             yield StoredFile(file, self.info.files.get(os.path.basename(file)), mend=_AGAIN)
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """(length,) of type `TeacherInfo.record`, at the positions from `start` on.
+        """The records (length,) of type `TeacherInfo.record`, at the stream's positions from `start` on.
 
         Raises:
             UserError: A file is damaged.
@@ -125,7 +127,7 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes the files under other names, and renames them when all are complete. A context manager, which deletes the rest."""
+    """Writes a teacher's files under temporary names, which `finish` replaces. Leaving the context deletes unfinished files."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
@@ -169,5 +171,5 @@ _AGAIN = "write it (prepare --teacher RUN --data TokenShards --data.path DIR --r
 
 
 def file_of(layout: ShardLayout) -> str:
-    """The name of the teacher's file of a shard."""
+    """The path of the file that has the teacher's predictions for a shard."""
     return os.path.splitext(layout.path)[0] + ".teacher"

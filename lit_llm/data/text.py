@@ -62,24 +62,24 @@ class TextDataModule(TokenDataModule):
     def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.source_tokenizer = tokenizer or Bytes()
-        """The configured tokenizer. After ``setup``, ``tokenizer`` is the one in use, which has learned its vocabulary."""
+        """The configured tokenizer, perhaps untrained. After ``setup``, ``tokenizer`` is the tokenizer with its vocabulary."""
         self.cache_dir = cache_dir
         self._verified: Path | None = None  # the cache that this process has made or checked
-        self._seen_sources: Seen = {}  # the texts that it was made from
+        self._seen_sources: Seen = {}  # the texts that this cache was made from
 
     @abstractmethod
     def inputs(self) -> list[Input]:
         """The inputs to tokenise, in order. Called only if there are no source problems."""
 
     def source_folders(self) -> list[Path]:
-        """The folders that are read with everything below them."""
+        """The folders, among the user's paths, of which all files below are read."""
         return []
 
     def source_files(self) -> list[Path]:
         return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
 
     def tokenise(self, out: Path, *, shard_tokens: int, **options: Any) -> Summary:
-        """Write token shards into ``out``. Arguments, files and errors are those of `ingest`."""
+        """Write token shards into ``out``. ``options`` are further arguments of `ingest`, which describes files and errors."""
         summary = ingest(
             self.inputs(),
             self.source_tokenizer,
@@ -163,9 +163,9 @@ class TextDataModule(TokenDataModule):
         )
 
     def _damage(self, folder: Path) -> str | None:
-        """Why a folder of the cache cannot be used: it, or one of the texts, has changed since it was made. None if it can.
+        """Why a folder of the cache cannot be used: a file in it, or a text that it was made from, has changed. None if usable.
 
-        Files in another state than the record's are hashed once, and the record then gets their state.
+        A file whose state differs from its record in ``files.json`` is hashed. If the hash is right, the new state is recorded.
         """
         try:
             manifest = Manifest.read(folder)
@@ -192,7 +192,7 @@ class TextDataModule(TokenDataModule):
         return self._seen_sources
 
     def cached_manifest(self) -> Manifest | None:
-        """The manifest of the tokenised text in the cache; None without an undamaged cache."""
+        """The manifest of the tokenised text in the cache; None if the text is not in the cache, or its folder is damaged."""
         folder = self._cache_folder()
         return Manifest.read(folder) if folder.exists() and self._damage(folder) is None else None
 

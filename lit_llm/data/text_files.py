@@ -1,4 +1,4 @@
-"""Train on files that the user names: text, or conversations of which the assistant's tokens are learned."""
+"""Train on files that the user names: text, or conversations in which only the assistant's tokens are targets."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class GivenFiles(TextDataModule):
     """Base of the data modules of files that the user names. A subclass says how they are read.
 
     Args:
-        paths: for training and validation.
-        train: for training only.
-        val: for validation, used with ``train``. None: ``val_fraction`` of ``train``.
-        test: for ``test``.
+        paths: files for training and validation.
+        train: files for training only.
+        val: files for validation, used with ``train``. None: ``val_fraction`` of ``train``.
+        test: files for ``test``.
         val_fraction: fraction to hold out if ``val`` is not given.
         kwargs: the arguments of ``TextDataModule``.
     """
@@ -59,7 +59,7 @@ class GivenFiles(TextDataModule):
 
     @property
     def held_out(self) -> str:  # type: ignore[override]
-        """The end of the line that `validate` prints: of which data the split is a part, and how to measure a whole file."""
+        """The end of the line about the validation split that `validate` prints: of which data it is a part. "" with `val`."""
         if self.val is not None:
             return ""
         flag = "paths" if self.train is None else "train"
@@ -121,7 +121,7 @@ class GivenFiles(TextDataModule):
         return problems
 
     def _split_sources(self) -> tuple[dict[str, list[Source]], list[str]]:
-        """The sources of each given split ("train" for ``paths``), and the problems with their paths."""
+        """The sources of each split that the user gave (``paths`` is "train"), and a sentence for each problem of a path."""
         sources: dict[str, list[Source]] = {}
         problems: list[str] = []
         for flag in ("paths", "train", "val", "test"):

@@ -20,15 +20,15 @@ from lit_llm.tokenizers import Tokenizer
 
 
 class ShardDataModule(TokenDataModule):
-    """Base of the data modules of token shards. A subclass says where they are. Only rank 0 looks at them when a run starts.
+    """Base of the data modules of token shards. A subclass says where the shards are. Only rank 0 opens them when a run starts.
 
     Args:
-        vocab_size: number of token ids; every token must be smaller. None: that of the tokenizer or a manifest, or GPT-2's
-            50257 without both.
-        tokenizer: the tokenizer of all shards. None: the one beside a manifest. Text samples and bits per byte need it,
-            training does not.
-        bos_id: the id that opens every document, such as 50256 in llm.c's FineWeb. None: a manifest's or the tokenizer's.
-        eos_id: the id that ends every document. None: a manifest's or the tokenizer's.
+        vocab_size: number of token ids; every id must be smaller. None: the number of the tokenizer or of a manifest, or
+            GPT-2's 50257 without both.
+        tokenizer: the tokenizer of all shards. None: the tokenizer beside a manifest, if any. Text samples and bits per byte
+            need a tokenizer, training does not.
+        bos_id: the id that opens every document, such as 50256 in llm.c's FineWeb. None: the id of a manifest or the tokenizer.
+        eos_id: the id that ends every document. None: the id of a manifest or the tokenizer.
         kwargs: the arguments of ``TokenDataModule``.
     """
 
@@ -54,15 +54,15 @@ class ShardDataModule(TokenDataModule):
         return self.shard_problems(self._splits()) if is_rank_zero() else []  # `setup` gets the shards from rank 0
 
     def shard_problems(self, splits: Mapping[str, ShardSplits]) -> list[str]:
-        """One sentence for each problem of the sources and their shards."""
+        """One sentence for each problem of the sources and their shards. ``splits``: source → the splits that were found."""
         return [problem for each in splits.values() for problem in each.problems] + self._vocabulary_problems(splits)
 
     @abstractmethod
     def _find_splits(self) -> dict[str, ShardSplits]:
-        """Source → its splits; one source without a name if there is no mixture."""
+        """Look up the shards: source → its splits. Data that are no mixture have one source, whose name is ""."""
 
     def _splits(self) -> dict[str, ShardSplits]:
-        """Source → its opened splits. Splits that were found without a problem are not looked up again."""
+        """The result of `_find_splits`, which is looked up again only if it had problems."""
         if self._checked_splits is not None:
             return self._checked_splits
         splits = self._find_splits()
@@ -75,7 +75,7 @@ class ShardDataModule(TokenDataModule):
         return [manifest for manifests in entries for split, (_, manifest) in manifests if split in self.described_by]
 
     def _manifest_folder(self, streams: Mapping[str, TokenStream]) -> Path | None:
-        """The first folder with a manifest."""
+        """The first folder with a manifest among the streams of the splits ``described_by``; None if there is no manifest."""
         folders = (stream.folder_of_manifest for name, stream in streams.items() if split_of(name) in self.described_by)
         return next((folder for folder in folders if folder is not None), None)
 
@@ -86,7 +86,10 @@ class ShardDataModule(TokenDataModule):
 
     @property
     def known_vocab_size(self) -> int | None:
-        """The size of the vocabulary as far as it is known before ``setup``; None on ranks that do not read the manifests."""
+        """The number of token ids, which may be unknown before ``setup``.
+
+        None if only a manifest can tell the number, and the manifest is missing or this rank is not rank 0, which reads it.
+        """
         if self._vocabulary.needs_manifest and not is_rank_zero():
             return None
         splits = self._splits()
@@ -96,11 +99,11 @@ class ShardDataModule(TokenDataModule):
         return self._vocabulary.size(manifests)
 
     def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
-        """Whether only a missing manifest could tell the vocabulary."""
+        """Whether the vocabulary is unknown without a manifest, because the sources have problems. If not, it is GPT-2's."""
         return any(each.problems for each in splits.values())
 
     def open_split(self, name: str) -> list[TokenStream]:
-        """The shards of "train", "val" or "test" of the sources that have them. Reads their headers only, or the manifests."""
+        """The stream of the split "train", "val" or "test" of each source that has it. Only headers or manifests are read."""
         return [each.streams[name] for each in self._splits().values() if name in each.streams]
 
     def open_corpus(self) -> Corpus:
@@ -113,7 +116,7 @@ class ShardDataModule(TokenDataModule):
         return replace(corpus, tokenizer=tokenizer, text_sizes=sizes, bos_id=bos_id, eos_id=eos_id)
 
     def read_corpus(self) -> OpenedCorpus:
-        """The corpus that rank 0 has opened, on every rank. A collective. Problems on rank 0 are raised on every rank."""
+        """Open the corpus on rank 0 and send it to every rank: a collective. Every rank raises the problems of rank 0."""
         if self._received or self.trainer is None or self.trainer.world_size == 1:
             return super().read_corpus()
         opened, problems, strategy = None, list[str](), self.trainer.strategy
@@ -129,7 +132,7 @@ class ShardDataModule(TokenDataModule):
         return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
 
     def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
-        """The tokenizer of a corpus that rank 0 has opened: tokenizers are not sent to other ranks."""
+        """Load the tokenizer of a corpus; None without one. Every rank calls this: rank 0 does not send its tokenizer."""
         return self._vocabulary.load_tokenizer(self._manifest_folder(corpus.streams))
 
     def source_files(self) -> list[Path]:
@@ -137,7 +140,7 @@ class ShardDataModule(TokenDataModule):
 
 
 def streams_by_name(splits: Mapping[str, ShardSplits]) -> dict[str, TokenStream]:
-    """The streams of all sources by their names: "train", or "web/train" in a mixture."""
+    """Name → stream of all splits of all sources. The name is the split, "train", or in a mixture "web/train"."""
     return {f"{name}/{split}".lstrip("/"): stream for name, each in splits.items() for split, stream in each.streams.items()}
 
 
@@ -145,10 +148,10 @@ class TokenShards(ShardDataModule):
     """Token shards: a folder that ``prepare`` wrote, or files in the layout of llm.c or Megatron (``X.bin`` with ``X.idx``).
 
     A manifest (``meta.json``) that lists the files gives their sizes, the vocabulary, the tokenizer beside it and the ids
-    around documents. Then no shard is opened before training.
+    around documents. With such a manifest, no shard is opened before training.
 
     Args:
-        path: a folder that ``prepare`` wrote, instead of the three below.
+        path: a folder that ``prepare`` wrote, instead of ``train``, ``val`` and ``test``.
         train: files, globs, or a list of these, read in this order; the matches of a glob are sorted.
         val: the same, for validation.
         test: the same, for ``test``.

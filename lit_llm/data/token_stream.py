@@ -26,7 +26,7 @@ WINDOW_TOKENS, WINDOWS = 2**16, 1024  # scan() reads this many windows of a long
 class TokenStream:
     """The tokens of several files, concatenated. The formats are those of ``shard_layout``.
 
-    Files are opened when they are read, few at a time. Pickling (to a data worker) transfers only their names and sizes.
+    Files are opened when they are read, few at a time. Pickling (to a data worker) transfers names and sizes of the files only.
 
     Raises:
         UserError: one sentence for each file that is missing, empty, truncated, or not a shard.
@@ -48,10 +48,14 @@ class TokenStream:
 
     @classmethod
     def listed(cls, folder: Path, manifest: Manifest, files: Sequence[str]) -> TokenStream:
-        """Shards that the manifest of a folder lists. No file is opened; their sizes are compared.
+        """Make a stream of shards that a manifest lists. No file is opened, but each must have the size that the manifest says.
+
+        Args:
+            folder: where the manifest and the shards are.
+            files: the names of the shards, in the order of their tokens.
 
         Raises:
-            UserError: one sentence for each file that is missing or has another size.
+            UserError: one sentence for each file that is missing or has another size; or only some shards of pairs are given.
         """
         assert files, "a stream needs at least one file"
         known, whole = manifest.shards, manifest.split_with(files)
@@ -83,7 +87,7 @@ class TokenStream:
     def _use(self, layouts: list[ShardLayout]) -> None:
         self.layouts = layouts
         self.starts = [0, *accumulate(layout.tokens for layout in layouts)]
-        """The position of each shard's first token, then the total."""
+        """The position of each shard's first token in the stream; then the number of all tokens."""
         self._files = OpenFiles()
         self.mend = "restore it, or prepare the data again"  # what a user does about a file that has changed
         self._listed: list[ShardInfo] | None = None  # what a manifest says of each shard
@@ -101,7 +105,7 @@ class TokenStream:
         return [Path(layout.path) for layout in self.layouts]
 
     def files(self) -> Iterator[StoredFile]:
-        """The files of its tokens, masks and document ends, with what a manifest says of each."""
+        """Yield the files of the stream's tokens, masks and document ends, each with its hash if a manifest has it."""
         for number, layout in enumerate(self.layouts):
             tokens = mask = ends = None
             head = b""
@@ -118,31 +122,31 @@ class TokenStream:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a token id on disk, in the first shard."""
+        """Bytes that a token id takes in the first shard."""
         return self.layouts[0].dtype.itemsize
 
     @property
     def masked(self) -> bool:
-        """Whether only some tokens are targets."""
+        """Whether the shards have masks, which say which tokens are targets of the loss."""
         return self.layouts[0].masked
 
     def read(self, start: int, length: int, *, random: bool = False) -> np.ndarray:
         """Tokens [start, start + length), unsigned integers (length,); read-only if they come from one shard.
 
         Args:
-            random: the next read is elsewhere, so reading ahead would be wasted.
+            random: True: the next read is elsewhere, so the kernel is told not to read ahead.
 
         Raises:
-            UserError: a file has changed since the stream was made, or a token id is negative.
+            UserError: a file is gone or became shorter, or a token id is negative.
         """
         parts = [self._read(*place, random) for place in self.places(start, length)]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint16), *parts])
 
     def read_mask(self, start: int, length: int, *, random: bool = False) -> np.ndarray | None:
-        """Which of the tokens [start, start + length) are targets: uint8 (length,), 1 or 0. None: all are.
+        """Which of the tokens [start, start + length) are targets: uint8 (length,), 1 or 0. None: the stream has no masks.
 
         Raises:
-            UserError: a mask has changed since the stream was made.
+            UserError: a mask file is gone or became shorter.
         """
         if not self.masked:
             return None
@@ -151,7 +155,7 @@ class TokenStream:
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the shards that have the tokens [start, start + length): number, first token in the shard, number of tokens."""
+        """Yield where the tokens [start, start + length) lie: number of a shard, first token in it, and number of tokens."""
         shard = bisect_right(self.starts, start) - 1
         while length:
             first = start - self.starts[shard]
@@ -162,12 +166,12 @@ class TokenStream:
     def scan(self, vocab_size: int) -> str:
         """Check token ids against the vocabulary and return a hash of the content (hex).
 
-        If a manifest has the largest id and the hash, nothing is read. Without a manifest, up to 64 million tokens are read in
-        full. In a longer stream, 1,024 evenly spaced windows are read: they distinguish datasets, and every batch is checked
-        when it is read.
+        If a manifest has the largest id and the hash, no tokens are read. Otherwise a stream of up to 64 million tokens is read
+        in full. In a longer stream, 1,024 evenly spaced windows of 65,536 tokens are read: they distinguish datasets, and the
+        ids of every batch are checked when it is read.
 
         Raises:
-            UserError: the shard and id of a token outside the vocabulary.
+            UserError: a token is outside the vocabulary; the message names its shard and id.
         """
         if self._listed is not None and self._hash is not None:
             largest = max(self._listed, key=lambda shard: shard.max_id)
@@ -215,7 +219,7 @@ class TokenStream:
 
 
 def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
-    """Why a listed shard cannot have these document ends, judged by their number; None if it can, or if they are missing."""
+    """A sentence if the ``.docs`` file of a shard does not have ``documents`` ends; None if it has, or if there is no file."""
     size, expected = size_of(layout.docs), documents * DOCS_DTYPE.itemsize
     if size in (None, expected):
         return None
@@ -224,7 +228,7 @@ def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
 
 
 def _size_problem(layout: ShardLayout) -> str | None:
-    """Why the file cannot be the shard that was listed, judged by its size; None if it can."""
+    """A sentence if the file of a listed shard, or its mask, is missing or has another size than listed; None if not."""
     if (size := size_of(layout.path)) is None:
         return f"Token shard not found: {layout.path}."
     says = f"meta.json says {layout.tokens} tokens = {layout.size} bytes"

@@ -109,7 +109,7 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
 
 
 def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
-    """Return for each fact whether it holds on every rank. A fake process group runs one rank alone, so its facts count."""
+    """Return for each fact whether it holds on every rank. In a fake process group only one rank runs: return its facts."""
     if dist.get_backend() == "fake":
         return facts
     flags = torch.tensor(facts, dtype=torch.int32, device=device)
@@ -140,12 +140,12 @@ def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
 
 
 def _is_rounded(owners: list[nn.Module]) -> bool:
-    """Whether autocast rounds a parameter before every use. A matrix tied to the embedding is also looked up, in fp32."""
+    """Whether autocast rounds a parameter of these modules before every use. A tied embedding is also looked up, in fp32."""
     return all(isinstance(owner, _ROUNDED) for owner in owners)
 
 
 def _sum_gradients_in_fp32(unit: nn.Module) -> None:
-    """Sum the gradients of whole narrow weights in fp32, as one process does with its fp32 weights."""
+    """Sum the gradients of weights that are gathered in bf16 or fp16 in fp32, as one process does with its fp32 weights."""
 
     def set_once(module: nn.Module, args: Any) -> None:  # whole weights exist from the first forward pass on
         for parameter in whole_parameters(unit):  # type: ignore[arg-type]

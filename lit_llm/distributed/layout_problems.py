@@ -117,7 +117,7 @@ def pipeline_problems(
 
 
 def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
-    """Why compiled blocks cannot recompute attention under tensor parallelism; None if they need not.
+    """Why compiled blocks cannot recompute attention under tensor parallelism; None if the settings do not ask for it.
 
     torch 2.13 loses the mesh of DTensors that a graph recomputes. `parallelize` recomputes whole blocks outside their graphs.
     """
@@ -130,7 +130,10 @@ def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
 
 
 def clip_problem(pipeline: int, clip: float | None) -> str | None:
-    """Why the Trainer cannot clip the gradients of a pipeline: Lightning would clip each stage by the norm of that stage."""
+    """Why the Trainer cannot clip the gradients of a pipeline: Lightning would clip each stage by the norm of that stage.
+
+    None without a pipeline, or if `clip`, the setting gradient_clip_val, is None.
+    """
     if pipeline == 1 or clip is None:
         return None
     return (

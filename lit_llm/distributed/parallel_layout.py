@@ -40,6 +40,7 @@ class Layout:
     """The parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
 
     Attributes:
+        strategy: one of `STRATEGIES`, or "mesh" for other sizes of a MeshStrategy; "zero1" and "zero2" for comparisons.
         kept: what FSDP2 keeps whole. Weights that are not kept are freed between forward and backward, and between
             micro-batches; gradients that are not kept are reduced over shards after each micro-batch.
         auto: "weights", "gradients", or both, if the hardware decides on keeping them (`lit_llm.plan.memory.resolved`).

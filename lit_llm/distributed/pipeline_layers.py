@@ -36,7 +36,7 @@ class PipelineLayout(NamedTuple):
     ranks: int
     schedule: Schedule = "1f1b"
     stages_per_rank: int | None = None
-    """None: 1, or 2 if the schedule needs several."""
+    """Stages on each rank. None: 1, or 2 if the schedule needs several."""
     layers_first: int | None = None
     """Layers of the first stage. None: balanced."""
     layers_last: int | None = None
@@ -48,7 +48,7 @@ class PipelineLayout(NamedTuple):
         return self.ranks * (self.stages_per_rank or KINDS[self.schedule].stages or 2)
 
     def rank_of(self, stage: int) -> int:
-        """The rank that has a stage. Stages go round (0, 1, 0, 1), or there and back (0, 1, 1, 0) if the schedule folds."""
+        """The rank of a stage. Two ranks have four stages in the order 0, 1, 0, 1, or 0, 1, 1, 0 if the schedule folds."""
         turn, place = divmod(stage, self.ranks)
         return self.ranks - 1 - place if KINDS[self.schedule].folds and turn % 2 else place
 
@@ -57,9 +57,9 @@ class PipelineLayout(NamedTuple):
         return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
 
     def layers(self, n_layer: int) -> list[range]:
-        """The layers of each stage: at least one, and equally many where embedding and head count as one layer each.
+        """The layers of each stage: at least one, and about equally many if embedding and head count as one layer each.
 
-        Layers left over go to middle stages. The first stage stores the most activations, and the last one has the loss.
+        Middle stages get the remainder, because the first stage stores most activations, and the last one has the loss.
         """
         stages = self.stages
         assert not self.layer_problems(n_layer)

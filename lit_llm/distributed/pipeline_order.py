@@ -22,7 +22,7 @@ _OF_TORCH = {
 class StageShare(NamedTuple):
     """A stage of a rank: the layers from `start` to `stop` - 1; with `first` also the embedding, with `last` norm and head.
 
-    `ahead` is the number of the stage's blocks that predict ahead. They follow the last layer.
+    `number` counts the stages of all ranks. `ahead` is the number of the stage's blocks that predict ahead, after its layers.
     """
 
     start: int
@@ -59,7 +59,7 @@ def bubble(layout: PipelineLayout, micro_batches: int) -> float:
 
 
 def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> tuple[StageShare, ...]:
-    """The stages of a rank. `ahead`: `GPTConfig.predict_ahead`."""
+    """The stages of a rank. `ahead` is `GPTConfig.predict_ahead`: the number of blocks that the last stage has in addition."""
     layers, last = layout.layers(n_layer), layout.stages - 1
     return tuple(
         StageShare(layers[stage].start, layers[stage].stop, stage == 0, stage == last, stage, ahead * (stage == last))
@@ -68,7 +68,7 @@ def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> t
 
 
 def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
-    """The number of micro-batches that a plan plays: enough to reach the peak memory of a step, whose middle only repeats."""
+    """The number of micro-batches of a step that a plan simulates: enough for the peak memory, because the middle repeats."""
     uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
     return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
 

@@ -33,13 +33,14 @@ from lit_llm.models.loss import LossSums, cross_entropy, with_routers
 from lit_llm.models.router import RouterSums
 
 StageObjective = Callable[..., Tensor]
-"""`Objective` with the further argument `last`."""
+"""An `Objective` that also takes `last`: whether the sums are those of the last stage."""
 
 
 class Stage(nn.Module):
     """Consecutive blocks of a GPT. The first stage also has the embedding, the last one the norm and the head.
 
-    A stage registers modules of the whole model, so that FSDP2 sees them below one root. `PipelinedGPT` has their public names.
+    A stage registers its modules of the whole model, so that FSDP2 sees them below one root. Names of parameters in checkpoints
+    come from `PipelinedGPT`, which registers the same modules.
     """
 
     def __init__(self, whole: GPT, layers: range, *, first: bool, last: bool) -> None:
@@ -157,7 +158,7 @@ class PipelinedGPT(nn.Module):
         self.window: list[dict[str, Tensor]] = []
         """Micro-batches of the current optimizer step. `train_step` runs them all and empties the list."""
         self.optimizer_groups: list[list[str]] = []
-        """Names of the whole model's parameters, by group of its optimizer. This rank may have none of a group."""
+        """Names of the whole model's parameters, by group of its optimizer. This rank may hold no parameter of a group."""
         self._runner = ScheduleRunner(self.stages, self._transfer)
 
     @property
@@ -182,7 +183,7 @@ class PipelinedGPT(nn.Module):
             self.whole.init_weights()
 
     def reshard(self) -> None:
-        """Free the whole weights that FSDP2 keeps after `forward`. It wraps stages, which are no submodules of this module."""
+        """Free the whole weights that FSDP2 keeps after `forward`. Stages are no submodules, so each of them is called here."""
         for stage in self.stages:
             if isinstance(stage, FSDPModule):
                 stage.reshard()
@@ -259,7 +260,7 @@ class PipelinedGPT(nn.Module):
         return {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's state_dict with the numbers that its parameters have on one process."""
+        """The state_dict of this rank's optimizer, in which parameters have the numbers that they have on one process."""
         return number_as_whole(optimizer.state_dict(), self._names(optimizer), self.optimizer_groups)
 
     def own_optimizer_state(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
@@ -304,7 +305,10 @@ class PipelinedGPT(nn.Module):
         return self._transfer.broadcast_from_last(x)
 
     def _shape(self, input_ids: Tensor, *, split: bool) -> tuple[int, int, int]:
-        """Shape of the activations between stages, for (B, T) ids on this rank. `split` as in `GPT.stream_length`."""
+        """Shape (B, positions, d) of the activations between stages on this rank, for ids (B, T).
+
+        `split`: whether there are targets, because only then context-parallel ranks share each sequence.
+        """
         batch, length = input_ids.shape
         return batch, self.whole.stream_length(length, split=split), self.config.n_embd
 
@@ -324,5 +328,5 @@ def _no_sums(targets: Tensor) -> LossSums:
 
 
 def pipelined_part(module: nn.Module) -> tuple[str, PipelinedGPT] | None:
-    """The PipelinedGPT among the submodules of a module, and the prefix of its names in the module's state dict."""
+    """(prefix of a PipelinedGPT's names in a module's state dict, the PipelinedGPT) if the module contains one; else None."""
     return next(((f"{name}.", part) for name, part in module.named_modules() if isinstance(part, PipelinedGPT)), None)

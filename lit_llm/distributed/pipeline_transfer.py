@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 
 _SENDS_IN_FLIGHT = 2
-"""A rank may be this many batches ahead of the next one."""
+"""Number of batches that a rank may be ahead of the next rank."""
 
 
 class Transfer:
@@ -17,7 +17,7 @@ class Transfer:
 
     Args:
         group: the ranks of the pipeline.
-        rank: this rank's place in it.
+        rank: this rank's number within the group.
     """
 
     def __init__(self, layout: PipelineLayout, group: dist.ProcessGroup, rank: int) -> None:

@@ -27,7 +27,10 @@ from lit_llm.models.short_convolution import ShortConvolution
 
 
 def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
-    """The model of one of `ranks` ranks. `GPTConfig.block_size` stays: each rank sees all positions."""
+    """The configuration of a model as large as one rank's part of `config` under tensor parallelism over `ranks` ranks.
+
+    `block_size` stays, because each rank sees all positions.
+    """
     if ranks == 1:
         return config
     moe = config.moe

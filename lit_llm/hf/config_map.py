@@ -71,7 +71,7 @@ def _named(content: dict[str, Any]) -> Family:
 
 
 def links(content: dict[str, Any]) -> list[Link]:
-    """The links between stored tensors and ours, for a config.json that `read_config` accepts."""
+    """The links between the tensors of a Hugging Face folder and ours, for a config.json that `read_config` accepts."""
     config, _ = read_config(content)
     family = _named(content)
     head = [] if config.tie_embeddings else [Link(family.head, ("head.weight",))]
@@ -86,7 +86,7 @@ def unread_layers(content: dict[str, Any], n_layer: int) -> tuple[str, ...]:
 
 
 def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The config.json of the equivalent architecture, and notes on its remaining differences.
+    """The config.json of the architecture that computes the same as the model, and notes on what it does not keep.
 
     Args:
         preferred: the `model_type` to take if several are equivalent.

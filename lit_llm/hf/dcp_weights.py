@@ -34,14 +34,14 @@ _TORCHTITAN = {  # names in torchtitan's Llama, which are Meta's → names in Hu
 
 
 class DcpWeightFiles:
-    """The weights of a DCP folder under the names of a Hugging Face folder, as `WeightFiles` gives them.
+    """The weights of a DCP folder under the names of a Hugging Face folder, each read on access, as in `WeightFiles`.
 
     Args:
         expected: names of the tensors that the model has in a Hugging Face folder.
         config: the model's settings, for the numbers of its heads.
 
     Raises:
-        UserError: the folder has neither these names nor the names of torchtitan's Llama.
+        UserError: the folder has neither these names nor the names of torchtitan's Llama, or tensors beside the latter.
     """
 
     def __init__(self, source: DcpFolder, expected: Collection[str], config: GPTConfig) -> None:
@@ -49,7 +49,7 @@ class DcpWeightFiles:
         self._heads = {"q_proj": config.n_head, "k_proj": config.n_kv_head or config.n_head}
         self.torchtitan = False
         self._stored: dict[str, str] = {}
-        """Hugging Face's name → the name in the folder."""
+        """Name of a tensor in a Hugging Face folder → its name in the DCP folder."""
         for prefix in _PREFIXES:
             own = {name.removeprefix(prefix): name for name in source.files if name.startswith(prefix)}
             titan = {theirs: stored for name, stored in own.items() if (theirs := _from_torchtitan(name)) is not None}

@@ -22,19 +22,20 @@ _NOT_COMPUTED = {
 }
 """Settings that are not compared: they do not change the logits of one document. `bias` is compared part by part instead."""
 _NOT_OF_EXPERTS = {"balance", "sequence_balance", "z_loss", "first_dense", "every"}
-"""Settings of `moe` that are not compared: they concern training, or choose layers, which `experts` compares."""
+"""Settings of `moe` that are not compared: they concern training, or choose the layers with experts, which `computation` lists
+under `experts`."""
 _PART_OF = {
     "gelu_approximate": "mlp",
     **dict.fromkeys(("norm_bias", "norm_unit_offset"), "norm"),
     "qk_norm_width": "qk_norm",
     **dict.fromkeys(("partial_rotary_factor", "rope", "rope_theta", "rope_scaling"), "position"),
 }
-"""Setting → another setting on which its meaning depends. If the other one differs, only that one is reported."""
+"""Setting → another setting on which its meaning depends. If both settings differ, only the other one is reported."""
 _ADDED_BIASES = {f"{part}_bias" for part in BIASES}
 
 
 class Difference(NamedTuple):
-    """A setting that a family cannot express."""
+    """A setting that a family cannot express: its value in our model, and its value in the family's nearest model."""
 
     setting: str
     ours: Any
@@ -97,7 +98,7 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
 
 
 def computation(config: GPTConfig) -> dict[str, Any]:
-    """Every setting that decides what a model computes, resolved where null means a value. Settings without effect are null."""
+    """Every setting that decides what a model computes → its value, or what its null stands for; None if it has no effect."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     settings |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
     settings |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
@@ -151,7 +152,7 @@ def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal. Floats may differ by 1e-12, relatively, because inverses are rounded."""
+    """Whether two values are equal. Floats may differ by 1e-12, relatively, because stored inverses are rounded."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):

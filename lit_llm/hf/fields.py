@@ -39,7 +39,7 @@ HARMLESS = frozenset(key for keys in _HARMLESS_BY_REASON.values() for key in key
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number. An integer may be too large for a float."""
+    """Whether a value of JSON is a finite number, below 1e300: an integer may be too large for a float."""
     return type(value) in (int, float) and abs(value) < 1e300
 
 
@@ -60,7 +60,7 @@ def shown(value: Any) -> str:
 
 
 class Fields:
-    """The keys of a config.json, and the problems found in them."""
+    """The keys of a config.json, and the problems found in them. If a value is wrong, methods note it and return a default."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -88,7 +88,7 @@ class Fields:
         return self._checked(name, default, f"a whole number from 1 to {LARGEST:,}", is_size)
 
     def number(self, name: str, default: Any, domain: Domain | None = None) -> Any:
-        """The value of an optional key, a finite number, in `domain` if one is given."""
+        """The value of an optional key, a finite number (in `domain`, if one is given); `default` if it is missing or null."""
         value = self._checked(name, default, "a finite number", is_number)
         if domain is None or domain.accepts(value):
             return value
@@ -96,12 +96,12 @@ class Fields:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """The value of an optional key, true or false."""
+        """The value of an optional key, true or false; `default` if it is missing or null."""
         value: bool = self._checked(name, default, "true or false", lambda value: isinstance(value, bool))
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, which must be one of `known`. If the default is true, null is refused as false."""
+        """The value of an optional key, one of `known`; `default` if it is missing or null. If that is true, null is wrong."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(

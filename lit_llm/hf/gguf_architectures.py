@@ -31,13 +31,13 @@ class Architecture:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Setting → supported values; has precedence over `_ONLY`. An empty tuple allows any value."""
     pairs: bool = False
-    """Whether it rotates neighbouring dimensions, so that rows of queries and keys are stored in another order."""
+    """Whether rotary embedding pairs neighbouring dimensions, so that rows of queries and keys are stored in another order."""
     scalings: tuple[str, ...] = ("linear", "yarn")
-    """The rope_types that it supports, beside no scaling."""
+    """The supported rope_types, beside no scaling."""
     plain_heads: bool = False
     """Whether head_dim must be n_embd / n_head."""
     scales: bool = False
-    """Whether it has keys for the factors of embeddings, attention scores, residual updates and logits."""
+    """Whether the file has keys for the factors of embeddings, attention scores, residual updates and logits."""
     window_every: int | None = None
     """Period k of windows: every k-th block has no window, the others have one. None: no block has a window."""
     scaled_windows: bool = True

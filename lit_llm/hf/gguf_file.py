@@ -1,7 +1,7 @@
 """Write a model as one file of llama.cpp's format GGUF, with the package `gguf`: settings, tokenizer, tensors.
 
 `gguf` translates the names of transformers' tensors. Two kinds of tensors differ from transformers': queries and keys have
-their rows in another order if llama.cpp rotates neighbouring dimensions, and gains of Gemma's norms include the 1.
+their rows in another order if llama.cpp rotates neighbouring dimensions, and 1 is added to the gains of Gemma's norms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUANTISED = "q8_0"
 """A type of values: 8 bits each, with a scale for each block of 32 values."""
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", QUANTISED: "Q8_0"}
 _ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", ".bias")
-"""Endings of the names of matrices that llama.cpp needs in fp32. It needs every vector in fp32, too."""
+"""Endings of the names of the matrices that llama.cpp needs in fp32, as it needs every vector."""
 
 
 def package() -> Any:
@@ -57,9 +57,10 @@ def write_gguf(
     vocabulary: dict[str, Any],
     dtype: str,
 ) -> list[str]:
-    """Write the file. One tensor at a time is converted.
+    """Write the GGUF file of a model. One tensor at a time is converted.
 
     Args:
+        state: our state_dict.
         table: links between our tensors and transformers' tensors.
         vocabulary: keys of the tokenizer and their values.
         dtype: type of matrices, a key of `_TYPES`. Vectors, biases, routers and learned positions are float32.
@@ -95,7 +96,7 @@ def write_gguf(
 
 
 def _kind(gguf: Any, value: Any) -> Any:
-    """The type of a value in the file. An int becomes an unsigned number of 32 bits."""
+    """GGUF's type for the value of a key. An int becomes an unsigned number of 32 bits."""
     kinds = gguf.GGUFValueType
     return {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, list: kinds.ARRAY}[type(value)]
 
@@ -155,7 +156,7 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
 def _tensors(
     gguf: Any, state: dict[str, Tensor], table: list[Link], config: GPTConfig, architecture: Architecture
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names in the file and the values of all tensors."""
+    """Yield (name in the file, values) of each tensor."""
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(kind, config.n_layer)
     assert config.vocab_size is not None

@@ -28,7 +28,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
 def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
-    """The keys of the file for the tokenizer and the chat template, with their values; and notes for the user.
+    """The keys of a GGUF file for the tokenizer and the chat template of a run, with their values; and notes for the user.
 
     Raises:
         UserError: GGUF cannot express the tokenizer.
@@ -87,7 +87,11 @@ def _byte_level(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
-    """The GGUF keys of a SentencePiece BPE. A token's score is minus the index of the first merge that makes it."""
+    """The GGUF keys of a SentencePiece BPE. A token's score is minus the index of the first merge that makes it.
+
+    Raises:
+        NotExpressible: the order of the merges does not follow from one score per token.
+    """
     require_merges(content)
     added = {token["content"] for token in content["added_tokens"]}  # these are cut out of texts before merges
     places: dict[str, list[int]] = {token: [] for token in content["model"]["vocab"] if token not in added}
@@ -102,7 +106,7 @@ def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, 
 
 
 def _adds_space(content: dict[str, Any]) -> bool:
-    """Whether a space is put before a text.
+    """Whether the tokenizer puts a space before each text.
 
     Raises:
         NotExpressible: the tokenizer does not replace spaces by ▁, or cuts texts into words.

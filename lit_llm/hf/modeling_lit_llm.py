@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class LitLLMConfig(PretrainedConfig):
-    """The settings of `model` in a recipe. `blocks` has for each block: window, rope (whether it rotates), rope_theta."""
+    """The settings of `model` in a recipe. `blocks` has for each block: window, rope (whether it is used), rope_theta."""
 
     model_type = "lit_llm"
     attribute_map = {  # noqa: RUF012
@@ -25,7 +25,8 @@ class LitLLMConfig(PretrainedConfig):
 
 
 SLOTS = 6
-"""Entries of a block in the cache: keys and values; inputs of the convolutions of attention, MLP, queries, keys and values."""
+"""Cache entries of a block: one for keys and values, and one for the inputs of each convolution: of attention, MLP, queries,
+keys and values."""
 
 
 class Norm(nn.Module):
@@ -82,7 +83,7 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(config.n_head)) if config.attention_sinks else None
 
     def heads(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """(B, T, heads · h) → (B, heads, T, h), normalised over a head, or over all heads if the norm is that wide."""
+        """(B, T, heads · h) → (B, heads, T, h), normalised over a head, or over all heads if `norm` is that wide; None: not."""
         if norm is not None and norm.weight.numel() == x.size(-1):
             x, norm = norm(x), None
         x = x.unflatten(-1, (-1, self.config.head_dim))

@@ -39,7 +39,8 @@ _FREE = {
     "base_model_name_or_path", "inference_mode", "megatron_core", "qalora_group_size", "ensure_weight_tying", "eva_config",
     "corda_config", "loftq_config", "lora_ga_config",
 }  # fmt: skip
-"""Keys that are read, concern training, or follow from the tensors. Any other key may change an adapter's results."""
+"""Keys that may have any value: they are read, concern training, or follow from the tensors. Import refuses other keys with a
+value, because they may change what the adapter computes."""
 _MERGE = "merge the adapter with peft (merge_and_unload), save the model, and import that without --init_from"
 
 
@@ -55,7 +56,7 @@ def write_adapter(
     folder: Path,
     dtype: torch.dtype | None = None,
 ) -> int:
-    """Write an adapter that peft loads onto the model of transformers; returns the number of its layers.
+    """Write an adapter that peft loads onto the model of transformers; returns the number of layers that it adapts.
 
     Args:
         adapters: `blocks.….lora_a` (r, i) and `….lora_b` (o, r) by name.
@@ -200,12 +201,12 @@ def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
 
 
 def _kind(layer: str) -> str:
-    """`blocks.3.mlp.up.` → `mlp.up`."""
+    """The name of a layer within its block: `blocks.3.mlp.up.` → `mlp.up`."""
     return layer.removesuffix(".").split(".", 2)[2]
 
 
 def _matrices(table: list[Link]) -> list[Link]:
-    """The linear layers of the blocks, without experts and routers."""
+    """The links of the linear layers in blocks, without routed experts and routers."""
     others = ("_norm.weight", "router.weight")
     return [
         link
@@ -218,7 +219,7 @@ def _matrices(table: list[Link]) -> list[Link]:
 
 
 def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -> float:
-    """The scale of one layer: alpha / rank, or alpha / √rank with rsLoRA."""
+    """The scale of the adapter of the layer `name`: alpha / rank, or alpha / √rank with rsLoRA. Mistakes go to `problems`."""
     wanted = _of_layer(content, "rank_pattern", "r", name, problems)
     if wanted != rank:
         problems.append(f"{name} has rank {rank}, but 'r' and 'rank_pattern' say {shown(wanted)}")
@@ -230,7 +231,11 @@ def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -
 
 
 def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, problems: list[str]) -> Any:
-    """A number of one layer: the value of the first pattern that matches its name or an ending after a dot, or the default."""
+    """The rank or alpha of the layer `name`, from adapter_config.json.
+
+    The key `patterns` maps regular expressions to numbers: the first one that matches the name, or the end of the name after a
+    dot, decides. Without a match, the number is the value of the key `default`.
+    """
     given = content.get(patterns) or {}
     try:
         matches = [value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", name)]

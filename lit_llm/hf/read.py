@@ -33,7 +33,7 @@ _GEMMA3_SIZES = {
 }
 """Default sizes of Gemma3TextConfig. Published files leave out sizes that equal the default."""
 _TEXT_FAMILIES = {"gemma3": ("gemma3_text", _GEMMA3_SIZES)}
-"""`model_type` → (`model_type` of its text model, the sizes that its `text_config` may lack)."""
+"""`model_type` → (`model_type` of its text model, default values of the sizes that its `text_config` may lack)."""
 _SHARED_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
 """Keys outside `text_config` that the text model needs."""
 _TEXT_PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)language_model\.)")
@@ -62,7 +62,7 @@ def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def name_in_text_model(stored: str) -> str | None:
-    """The name of a stored tensor in the text model; None if it belongs to another part."""
+    """The name that a stored tensor has in a folder of the text model alone; None if the tensor belongs to another part."""
     if stored == "lm_head.weight":
         return stored
     match = _TEXT_PREFIX.match(stored)
@@ -108,7 +108,7 @@ class WeightFiles:
             self.files = {name: self.files[stored] for name, stored in self._stored.items()}
 
     def _content(self, file: Path) -> Any:
-        """An opened file, memory-mapped if possible."""
+        """The content of a file: its tensors by name, memory-mapped if possible. Each file is opened once."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
             with naming(file), library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
@@ -149,6 +149,7 @@ def read_weights(
     tensor, in memory.
 
     Args:
+        table: links between the tensors of the folder and ours.
         shapes: the shapes of our state_dict. Its vocabulary may be padded; the folder's has `vocab_size` rows.
         unread: prefixes of the names of tensors that are not imported.
 
@@ -229,7 +230,7 @@ def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
 
 
 def _stored_name(link: Link, files: dict[str, Path], tied: bool) -> str | None:
-    """The name of a tensor in the folder; None if it is missing. Some folders lack the first component of names, or have a tied
-    embedding under the name of the head."""
+    """The name in the folder of a link's tensor; None if the tensor is missing. Some folders lack the first component of names,
+    or have a tied embedding under the name of the head."""
     bare, heads = link.theirs.split(".", 1)[1], _HEADS if tied and "embedding.weight" in link.ours else ()
     return next((name for name in (link.theirs, bare, *heads) if name in files), None)

@@ -16,7 +16,7 @@ _LACKS = ("moe", "latent", "rope_scaling")
 _MLPS = ("relu2", "gelu", "swiglu", "geglu")
 """The kinds of MLP that the modelling file has."""
 _OTHERWISE = {"window", "rope", "rope_theta", "experts", "partial_rotary_factor", "tie_embeddings"}
-"""Settings that the folder's config.json has in `blocks` or under another name."""
+"""Settings that the config.json of the exported folder has in `blocks`, has under another name, or does not need."""
 
 
 def code_config(config: GPTConfig) -> dict[str, Any]:

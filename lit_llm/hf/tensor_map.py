@@ -29,16 +29,17 @@ class Link:
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
-    """GPT-2 stores its matrices as (in, out), for x @ W."""
+    """Whether their matrix is stored as (in, out), for x @ W, as in GPT-2."""
     order: tuple[int, ...] | None = None
     """The numbers of their rows, listed in our order; None if the order is the same. See `rows_by_head`."""
     expert: int | None = None
-    """The expert whose matrix their tensor is. Our tensor has the matrices of all experts."""
+    """The expert whose matrix their tensor is; our tensor has the matrices of all experts. None: it is not of one expert."""
     of_experts: bool = False
-    """Whether their tensor has all experts, too. Its outputs alternate between our tensors; `transposed` means each matrix."""
+    """Whether their tensor, like ours, has the matrices of all experts. Its outputs are taken from each of our tensors in turn;
+    `transposed` then means each matrix."""
 
     def shape(self, parts: Sequence[torch.Size]) -> tuple[int, ...]:
-        """The shape of their tensor, from the shapes of ours. With `expert`, these are the shapes of one expert's matrices."""
+        """The shape of their tensor. `parts`: the shapes of our tensors; with `expert`, those of one expert's matrices."""
         if self.of_experts:
             experts, *matrix = parts[0]
             matrix[0] *= len(parts)
@@ -47,7 +48,7 @@ class Link:
         return tuple(reversed(whole)) if self.transposed else whole
 
     def split(self, theirs: Tensor, parts: Sequence[torch.Size]) -> list[Tensor]:
-        """Our tensors, taken out of theirs. They are views where possible."""
+        """Our tensors, of the shapes `parts`, taken out of theirs. They are views where possible."""
         if self.of_experts:
             by_output = theirs.mT if self.transposed else theirs
             return list(by_output.unflatten(1, (-1, len(parts))).unbind(2))
@@ -80,7 +81,7 @@ def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
 def linear(
     theirs: str, *ours: str, bias: bool, transposed: bool = False, order: tuple[int, ...] | None = None
 ) -> Iterator[Link]:
-    """Yield the links of a linear layer or a norm: its weight, and its bias if there is one."""
+    """Yield the links of a linear layer or a norm: its weight, and its bias if there is one. `theirs`, `ours`: layers."""
     yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, order)
     if bias:
         yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), order=order)
@@ -109,14 +110,14 @@ class ExpertNames:
 
     block: str = "mlp"
     matrices: Mapping[str, str] = field(default_factory=lambda: {"gate_proj": "gate", "up_proj": "up", "down_proj": "project"})
-    """Their name of an expert's matrix → our name."""
+    """Their name of each matrix of an expert → our name."""
     choice_bias: str | None = None
     """Their name of the bias for the choice of experts. None: the family has no such bias."""
     in_one: bool = False
-    """Whether one tensor has all experts, and there are biases, as in GPT-OSS."""
+    """Whether each tensor has the matrices or the biases of all experts, under the names of GPT-OSS."""
 
     def links(self, config: GPTConfig, a: str, b: str) -> Iterator[Link]:
-        """Yield the links of a block. `a` is their prefix of names, `b` is ours."""
+        """Yield the links of the router and the experts of a block. `a` and `b`: the prefixes of their names and of ours."""
         moe, a = config.moe, f"{a}.{self.block}"
         assert moe is not None
         if self.in_one:
@@ -138,7 +139,10 @@ class ExpertNames:
 
 
 def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -> Iterator[Link]:
-    """Yield the links of DeepSeek's attention. Its heads have rotated rows last, in pairs (0, 1), …; ours first, in halves."""
+    """Yield the links of DeepSeek's attention. `a` and `b`: the prefixes of their names and of ours.
+
+    In a head of theirs, rotated rows come last, in neighbouring pairs; in a head of ours they come first, in two halves.
+    """
     plain, rotated, heads = latent.nope_head_dim, latent.rope_head_dim, config.n_head
     halves = [*range(0, rotated, 2), *range(1, rotated, 2)]
     queries = rows_by_head(heads, [*(plain + i for i in halves), *range(plain)])
@@ -160,7 +164,13 @@ def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -
 def decoder(
     config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _MLP, experts: ExpertNames | None = None
 ) -> Iterator[Link]:
-    """Yield the links of a decoder with the names that most families since LLaMA use."""
+    """Yield the links of a decoder, without its output head, under the names that most families since LLaMA use.
+
+    Args:
+        attention: names of the matrices of attention, without a prefix.
+        mlp: names of the matrices of an MLP, without a prefix.
+        experts: the names in blocks with experts. None: `ExpertNames()`.
+    """
     norm_bias = config.norm == "layernorm" and config.has_bias("norm")
     yield Link("model.embed_tokens.weight", ("embedding.weight",))
     for i in range(config.n_layer):

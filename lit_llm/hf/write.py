@@ -1,4 +1,4 @@
-"""Write JSON files and weights (safetensors) as `transformers` loads them."""
+"""Write weights (safetensors) as `transformers` loads them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def write_weights(
     file at a time is in memory.
 
     Args:
+        table: links between our tensors and transformers' tensors.
         vocab_size: number of rows of embedding and head to write; the padding after them is left out.
         dtype: dtype of the written tensors. None: unchanged.
     """
@@ -68,7 +69,7 @@ def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor
 
 
 def joined(state: dict[str, Tensor], link: Link, vocab_size: int) -> Tensor:
-    """Their tensor, made from our state_dict: a copy, so that no two tensors share memory. A missing bias becomes zeros."""
+    """The tensor of transformers for a link, a copy of ours in `state`, so that no two share memory. A missing bias is zero."""
     return link.join(_parts(state, link, vocab_size))
 
 

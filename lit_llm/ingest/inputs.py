@@ -1,4 +1,4 @@
-"""The inputs to tokenise: whole sources, or parts of plain text files. An input has a split, or each of its documents has."""
+"""The inputs to tokenise: whole sources, or parts of plain text files. An input has one split, or each document has its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lit_llm.ingest.readers import ReadSettings
 from lit_llm.ingest.source import Source
 
 JOB_BYTES = 2**24
-"""About the size of a job: consecutive small inputs are tokenised as one job, so that small files cost little."""
+"""About the size of a job in bytes: consecutive small inputs are tokenised as one job, so that small files cost little."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A source, or a byte range of a plain text file."""
+    """A source (a file or a shard of a dataset), or the bytes [start, stop) of a plain text file."""
 
     source: Source
     split: str | None
@@ -26,7 +26,7 @@ class Input:
     settings: ReadSettings = field(default_factory=ReadSettings)
     start: int = 0
     stop: int | None = None
-    """End of the range. None: the whole source."""
+    """The byte after the last byte that is read. None: the source is read to its end."""
 
     @classmethod
     def of_file(cls, path: Path, split: str) -> Input:
@@ -35,11 +35,11 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Bytes of the source that are read."""
+        """The number of bytes of the source that are read."""
         return (self.source.size if self.stop is None else self.stop) - self.start
 
     def identity(self) -> list[str | int | None]:
-        """Values that differ if the documents, or the split of a document, can differ."""
+        """Values for a cache key: they differ if the documents of the input, or the split of a document, can differ."""
         source, read = self.source, self.settings
         path = os.path.abspath(source.path) if source.is_local else source.path
         return [path, source.size, source.version, self.split, *read.identity(), self.start, self.stop]
@@ -56,7 +56,7 @@ class Job:
         return sum(part.size for part in self.inputs)
 
     def key(self, settings: Iterable[str]) -> str:
-        """The name of the job's files. It differs for other inputs and for other settings."""
+        """The name of the job's files, a hash of its inputs and of ``settings``, on which the job's result also depends."""
         content = [[part.identity() for part in self.inputs], list(settings)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 

@@ -35,12 +35,12 @@ _SAMPLED = np.uint64(2**64 // SAMPLING)
 
 
 class HashIndex:
-    """The hashes of documents. Memory: 12 bytes for each hash, and the table.
+    """An index of hashes that finds the documents which have them. Memory: 12 bytes for each hash, and the look-up table.
 
     Args:
         hashes: (n,) uint64, sorted. A hash that two documents have is there twice.
         documents: (n,) int32: the document that has each hash.
-        table_per_hash: entries of the look-up table for each hash. By chance, about one unknown hash in so many passes it.
+        table_per_hash: entries of the look-up table for each hash. If it is n, the table lets one in n unknown hashes pass.
     """
 
     def __init__(self, hashes: np.ndarray, documents: np.ndarray, *, table_per_hash: int) -> None:
@@ -51,7 +51,7 @@ class HashIndex:
         self.table[(hashes & self._mask).view(np.int64)] = True
 
     def known(self, hashes: np.ndarray) -> np.ndarray:
-        """The elements (m,) of ``hashes`` (n,) that any document has."""
+        """Those of ``hashes`` (n,) that at least one document of the index has: (m,)."""
         possible = hashes[self.table.take((hashes & self._mask).view(np.int64))]
         if not possible.size:
             return possible
@@ -67,7 +67,7 @@ class HashIndex:
 
 
 def by_hash(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of all documents, sorted, and the document of each hash. ``parts``: the uint64 hashes of each document."""
+    """All hashes, sorted, and the number of the document of each hash. ``parts``: the uint64 hashes of each document."""
     hashes = np.concatenate([np.empty(0, np.uint64), *parts])
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")
@@ -75,7 +75,7 @@ def by_hash(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Sketcher:
-    """The sketch of one held-out document, which comes in pieces."""
+    """Computes the sketch of one held-out document, whose pieces are added one after the other."""
 
     def __init__(self) -> None:
         self._text = _Text()
@@ -88,17 +88,18 @@ class Sketcher:
             self._smallest = np.unique(np.concatenate([self._smallest, hashes]))[:SKETCH_HASHES]
 
     def sketch(self) -> np.ndarray:
-        """(2 + k,) uint64, k <= ``SKETCH_HASHES``: size in bytes, hash of the whole, and the smallest hashes, sorted."""
+        """(2 + k,) uint64, k <= ``SKETCH_HASHES``: size in bytes, hash of the text, and the smallest hashes, sorted."""
         return np.concatenate([np.array([self._text.size, self._text.whole()], dtype=np.uint64), self._smallest])
 
 
 class HeldOutIndex(HashIndex):
     """The sketches of all held-out documents.
 
-    With more than 32,768 documents, fewer hashes of each are kept, at least 8: 112 bytes for each document.
+    With more than 32,768 documents, fewer than ``SKETCH_HASHES`` hashes of each are kept, but at least 8. A document with 8
+    hashes takes 112 bytes.
 
     Args:
-        sketches: results of ``Sketcher.sketch``.
+        sketches: the results of ``Sketcher.sketch`` for the documents.
     """
 
     def __init__(self, sketches: Sequence[np.ndarray]) -> None:
@@ -112,7 +113,7 @@ class HeldOutIndex(HashIndex):
         super().__init__(*by_hash(parts), table_per_hash=_TABLE_PER_HASH)
 
     def identity(self) -> str:
-        """A hash of the content."""
+        """A hash of the index's content, for cache keys."""
         content = hashlib.blake2b(digest_size=16)
         for array in (self.sizes, self.wholes, self.hashes, self.documents):
             content.update(array.tobytes())
@@ -120,7 +121,7 @@ class HeldOutIndex(HashIndex):
 
 
 class Checker:
-    """Compare one training document, which comes in pieces, with the held-out documents."""
+    """Compares one training document, whose pieces are added one after the other, with the held-out documents."""
 
     def __init__(self, index: HeldOutIndex) -> None:
         self._index = index
@@ -135,13 +136,14 @@ class Checker:
 
     @property
     def equal(self) -> bool:
-        """Whether the document equals a held-out one."""
+        """Whether the normalised text of the document equals that of a held-out document."""
         whole, wholes = np.uint64(self._text.whole()), self._index.wholes
         place = int(np.searchsorted(wholes, whole))
         return bool(self._text.size and place < len(wholes) and wholes[place] == whole)
 
     def contained(self) -> tuple[np.ndarray, np.ndarray]:
-        """Held-out documents (m,) that share hashes with this one, and which share of each one's hashes this one has (m,)."""
+        """The numbers (m,) of held-out documents that share hashes with the training document, and what share (m,) of each
+        held-out document's hashes the training document has."""
         index = self._index
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *self._hashes]))
         named, counts = index.documents_with(hashes)
@@ -149,7 +151,7 @@ class Checker:
 
     @property
     def duplicate(self) -> bool:
-        """Whether the document nearly repeats a held-out one."""
+        """Whether the document is a near-duplicate of a held-out document, as this module's docstring defines it."""
         if self.equal:
             return True
         named, parts = self.contained()
@@ -158,7 +160,7 @@ class Checker:
 
 
 class _Text:
-    """The normalised text of a document that comes in pieces: its size, its hash, and the sampled hashes of its shingles."""
+    """Normalises a document that comes in pieces, and gives its size, its hash and the sampled hashes of its shingles."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -166,7 +168,7 @@ class _Text:
         self._whole = hashlib.blake2b(digest_size=8)
 
     def add(self, piece: bytes) -> Iterator[np.ndarray]:
-        """The sampled hashes (n,) uint64 of the shingles that ``piece`` completes, in chunks."""
+        """Yield, in arrays (n,) uint64, the sampled hashes of the shingles that end in ``piece``."""
         added = piece.translate(_LOWER, delete=b" \t\n\r\f\v")
         self.size += len(added)
         self._whole.update(added)

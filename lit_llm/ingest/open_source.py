@@ -28,10 +28,10 @@ _VERSION_KEYS = (
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it. No request is sent to the server.
+    """The fsspec file system of a URL, and the path of the file in this file system. No request is sent to the server.
 
     Raises:
-        UserError: The address is not valid, the protocol is unknown, or its package is not installed.
+        UserError: The address is not valid, the protocol is unknown, or the protocol's package is not installed.
     """
     fsspec = need("fsspec", what=public_name(url))
     if "::" in url and not is_http(url):
@@ -50,7 +50,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _package(protocol: str, error: ImportError) -> str:
-    """The package to install for a file system: that of its class or, for a class of fsspec, the one that the class imports."""
+    """The package to install for a protocol: the one with its file system or, if fsspec has it, the one that it imports."""
     from fsspec.registry import known_implementations
 
     package = re.split("[.:]", known_implementations[protocol]["class"])[0]
@@ -67,15 +67,15 @@ def _is_address(url: str) -> bool:
 
 
 def version(info: Mapping[str, Any]) -> str:
-    """A checksum or ETag of the content, else its modification time, as far as the server says; "" if it says neither."""
+    """A checksum, ETag or modification time from ``info``, what a server says about a file; "" if it says none of these."""
     return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
 
 
 def open_source(source: Source) -> BinaryIO:
-    """The content as a binary file, from its start. ``tell`` is the number of bytes read so far.
+    """Open a source as a binary file at its start. ``tell`` gives the number of bytes read so far.
 
-    If a connection breaks, a remote file is requested again from the same byte, where the server allows it. ``seekable`` is
-    false for a file over HTTP.
+    If the connection to a remote file breaks, the file is requested again from the same byte on, if the server allows that.
+    ``seekable`` is false for a file over HTTP.
 
     Raises:
         UserError: The file cannot be read, or has changed since it was listed.
@@ -93,7 +93,7 @@ def open_source(source: Source) -> BinaryIO:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Options of a file system: timeouts of seconds instead of minutes, and content as it is stored."""
+    """Options for fsspec: timeouts of seconds instead of minutes, and no decompression of the content on its way."""
     protocol = urlsplit(url).scheme.lower()
     if is_http(url):
         aiohttp = need("aiohttp", what=public_name(url))
@@ -117,7 +117,7 @@ def _options(url: str) -> dict[str, Any]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A remote file that is read in order. If the connection breaks, it is opened again at the same byte."""
+    """A remote file that is read in order. If the connection breaks, the file is opened again at the byte reached."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
@@ -172,7 +172,7 @@ class _RemoteFile(io.RawIOBase):
         return data
 
     def _repeat(self, action: Callable[[], Result]) -> Result:
-        """Run ``action`` until it succeeds, with a new connection after each failure that may pass."""
+        """Run ``action`` up to ``_ATTEMPTS`` times, with a new connection after each failure that another attempt may cure."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return action()
@@ -190,7 +190,7 @@ class _RemoteFile(io.RawIOBase):
             raise changed(self._source)
 
     def _open(self) -> None:
-        """Open the file at the position."""
+        """Open the file at the byte up to which it was read."""
         if self._http:
             return self._open_stream()
         self._file = self._fs.open(self._path, "rb", block_size=BLOCK_BYTES)

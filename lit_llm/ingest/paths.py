@@ -66,7 +66,7 @@ def _several_splits(folder: Path) -> UserError:
 
 
 def is_report(path: str, exists: Callable[[str], bool]) -> bool:
-    """Whether a file of a folder or glob is one that `clean` wrote beside its documents."""
+    """Whether ``path`` is a report that `clean` wrote beside its documents. ``exists`` says if another path exists."""
     folder, slash, name = path.rpartition("/")
     return name in CLEAN_REPORTS and all(exists(folder + slash + each) for each in (*CLEAN_REPORTS, "part-00000.jsonl"))
 
@@ -74,7 +74,7 @@ def is_report(path: str, exists: Callable[[str], bool]) -> bool:
 class MissingFiles(str):
     """A problem with a path that matches no file on this machine.
 
-    `fit` refuses it like any other problem. `plan` needs no data, so it goes on without the size of the dataset.
+    `fit` refuses to start, as with any other problem. `plan` needs no data, so it goes on without the size of the dataset.
     """
 
 
@@ -90,8 +90,8 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
         folders: whether a folder is allowed.
 
     Returns:
-        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches it. A file that
-        is given twice, also through a link, is a problem too.
+        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches the pattern. A
+        file that is given twice, also through a link, is a problem too.
     """
     files: dict[Path, os.stat_result] = {}  # each is looked up once: there may be many thousands, on a busy file system
     problems: list[str] = []
@@ -116,13 +116,13 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
 
 
 def same_files(ours: Iterable[Path], others: Iterable[Path]) -> list[tuple[Path, Path]]:
-    """Pairs of paths, one of each side, that lead to the same file. Symbolic and hard links count."""
+    """Pairs of a path of ``ours`` and a path of ``others`` that lead to the same file, also by symbolic or hard links."""
     known = {_identity(os.stat(path)): path for path in ours}
     return [(known[identity], path) for path in others if (identity := _identity(os.stat(path))) in known]
 
 
 def _given_twice(files: Mapping[Path, os.stat_result], given: list[str], flag: str) -> list[str]:
-    """A sentence for a file that is named twice: by the same path, or by two paths or links."""
+    """A sentence for the first file that is named twice: by the same path, or by two paths or links; else no sentence."""
     for name, count in Counter(str(Path(pattern)) for pattern in given if pattern).items():
         if count > 1:
             return [f"{name} is given twice: remove it once ({flag})."]
@@ -172,7 +172,7 @@ def _glob(pattern: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """The files below a folder, sorted. A dataset that `save_to_disk` wrote has only its files with rows in the list."""
+    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only the files with rows are listed."""
     files = sorted(file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
     for place in [file.parent for file in files if file.name in (_SPLITS_FILE, _STATE_FILE)]:
         with_rows = dataset_files(place)
@@ -185,15 +185,16 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
     """The files that ``patterns`` name, each once: first the files of this machine, then remote files.
 
     A pattern is a file, a folder or a glob, on this machine (``expand``) or as a URL (s3://, gs://, hf://, https:// or another
-    protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). The order is that of the
-    patterns; the matches of one pattern are sorted. Hidden and empty files of a folder or glob are left out.
+    protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). Local files,
+    and likewise remote files, are in the order of the patterns; the matches of one pattern are sorted. Hidden and empty files
+    of a folder or glob are left out.
 
     Args:
         flag: the option that holds the patterns; problems name it.
 
     Returns:
-        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches it, or if it
-        cannot be listed from this machine.
+        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches the
+        pattern, or if this machine cannot list its files.
     """
     given = [patterns] if isinstance(patterns, str) else patterns
     remote = [pattern for pattern in given if is_url(pattern) or pattern.startswith(HUB)]
@@ -223,7 +224,7 @@ def _list_remote(pattern: str) -> list[Source]:
 
     Raises:
         UserError: The protocol cannot be used, or the file is empty.
-        Exception: The server refused; see ``remote_errors``.
+        Exception: Another error of fsspec, such as a refusal by the server. ``remote_errors`` makes a sentence of it.
     """
     fs, path = file_system(pattern)
     http = is_http(pattern)

@@ -17,14 +17,15 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 Report = Callable[[int, int], None]
-"""Takes the bytes of sources and of text that were read since the last call."""
+"""A function to call with two numbers since its last call: bytes read of sources, and bytes of the text in them."""
 _REPORT_BYTES = 2**19  # of text, between two reports
 
 
 class Reading:
-    """Reports now and then how far an input was read.
+    """Reports how far an input was read, each time that ``_REPORT_BYTES`` of its text have been read.
 
     Args:
+        report: called with the bytes of the source and of text since the last report.
         start: the first byte of the source that is read.
     """
 
@@ -32,13 +33,13 @@ class Reading:
         self._report, self._position, self._text = report, start, 0
 
     def add(self, text: int, position: int) -> None:
-        """Count ``text`` bytes of text; the source was read up to ``position``."""
+        """Count ``text`` more bytes of text. ``position``: the byte up to which the source has been read."""
         self._text += text
         if self._text >= _REPORT_BYTES:
             self.end(position)
 
     def end(self, position: int) -> None:
-        """Report that the source was read up to ``position``."""
+        """Report what was read since the last report. ``position``: the byte up to which the source has been read."""
         self._report(max(0, position - self._position), self._text)
         self._position, self._text = max(position, self._position), 0
 

@@ -1,7 +1,7 @@
 """Judge errors of remote files: whether another attempt may succeed, and one sentence about what is wrong.
 
-Each service has exceptions of its own, and fsspec passes most of them on. The names of their classes and the HTTP status tell
-what they mean, so that no package is imported for its errors.
+Each service has exceptions of its own, and fsspec passes most of them on. The names of the exceptions' classes and the HTTP
+status tell what an error means, so that no service's package must be imported to recognise its errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLASSES = {
     "missing": re.compile("NotFound|NotADirectory"),
     "broken": re.compile("Connect|Timeout|Payload|IncompleteRead|Transport|ChunkedEncoding|gaierror|SSL|Offline"),
 }
-"""Meaning of an error → the names of its class or of a base class. "broken": another attempt may succeed."""
+"""Meaning of an error → a pattern in the name of its class or of a base class. "broken": another attempt may succeed."""
 _PACKAGES = re.compile("(botocore|aiohttp|fsspec|s3fs|gcsfs|google|huggingface_hub|httpx|requests)[.]")
 _STATUSES = {401: "denied", 403: "denied", 404: "missing", 408: "broken", 410: "missing", 412: "changed", 429: "broken"}
 _LOG_IN = {
@@ -36,7 +36,7 @@ def may_pass(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def one_sentence(path: str) -> Iterator[None]:
-    """Turn an error of reading the URL ``path`` into one sentence.
+    """Turn an error of reading the URL ``path`` in the ``with`` block into one sentence. Other errors, such as bugs, stay.
 
     Raises:
         UserError: The network or the server fails, access is denied, or the file is missing or has changed.
@@ -63,7 +63,7 @@ def one_sentence(path: str) -> Iterator[None]:
 
 
 def _meaning(error: BaseException) -> str | None:
-    """The key of the reason in `one_sentence`; None if the error is something else, such as a bug."""
+    """What an error means: a key of the sentences in `one_sentence`; None if the error is something else, such as a bug."""
     for link in reversed(list(_chain(error))):  # fsspec turns most errors of HTTP into FileNotFoundError
         names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(link).__mro__]
         if reason := next((meaning for meaning, name in _CLASSES.items() if any(map(name.search, names))), None):

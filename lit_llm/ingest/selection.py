@@ -64,7 +64,8 @@ def hold_out(files: Sequence[Input], fraction: float) -> list[Input]:
 
 
 def _tail_cut(file: Input, fraction: float) -> int:
-    """The byte where a file's held-out end starts: after the first line end in its last ``fraction``, else at a character."""
+    """The byte where a file's held-out end starts: after the first line end in its last ``fraction``. If no line end is
+    near, it is the start of a character."""
     size = file.source.size
     wanted = size - round(size * fraction)
     before = max(wanted - 1, 0)  # a line may end exactly there
@@ -79,27 +80,27 @@ def _tail_cut(file: Input, fraction: float) -> int:
 
 
 class SelectedPiece(NamedTuple):
-    """A piece of a document, and where the document goes."""
+    """A piece of a document, and the split to which the document belongs. ``first`` and ``last``: its place in the document."""
 
     text: bytes
     split: str
     first: bool
     last: bool
     repeats_held_out: bool
-    """Whether the training document nearly repeats a held-out one: False until the last piece, which decides."""
+    """Whether the document is a training document that nearly repeats a held-out one. Only its last piece can say True."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rules by which documents are held out or left out, the same in every process and for every order of documents."""
+    """The rules that decide which documents are held out or left out. The order of documents does not matter."""
 
     hold_out_below: float = 0.0
-    """Documents of inputs without a split are held out if the hash of their text is smaller."""
+    """Documents of inputs without a split are held out if `text_hash` of their text is below this number."""
     held_out: HeldOutIndex | None = None
     """The documents that training documents must not repeat. None: training documents are not compared."""
 
     def identity(self) -> list[str]:
-        """Values that differ if a document can go to another split, or be left out."""
+        """Values for a cache key: they differ if a document can belong to another split, or be left out."""
         return [repr(self.hold_out_below), "" if self.held_out is None else self.held_out.identity()]
 
     def pieces(
@@ -108,8 +109,8 @@ class Selection:
         """Yield the pieces of the documents of an input.
 
         Args:
-            report: called with the bytes that are read.
-            skipped: called at the end with the number of documents without text.
+            report: called now and then with the bytes of the source and of text that were read.
+            skipped: called once, at the end, with the number of the input's documents without text.
         """
         compare = self.held_out is not None and part.start == 0 and part.stop is None
         reading = Reading(report, part.start)

@@ -13,20 +13,20 @@ from lit_llm.core.errors import UserError
 
 META_FILE = "meta.json"
 FORMAT = 3
-"""A meta.json without "format" is another program's: its folder is read like one without a manifest."""
+"""The format that is written and read. A meta.json without "format" is another program's, and is ignored."""
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One shard."""
+    """What the manifest says of one shard."""
 
     file: str
-    """Its name in the folder."""
+    """The name of the shard's file in the folder."""
     tokens: int
     documents: int
     """Number of documents that end in this shard."""
     max_id: int
-    """The largest token id."""
+    """The largest token id in this shard."""
     blake2b: str
     """Hash of the file's bytes after the header; 16 bytes, as hex."""
     mask_blake2b: str | None = None
@@ -37,7 +37,7 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """The text of one split, such as "train"."""
+    """What the manifest says of one split, such as "train"."""
 
     documents: int
     bytes: int
@@ -45,11 +45,11 @@ class SplitInfo:
     unknown_tokens: int
     """Tokens that stand for text outside the vocabulary."""
     token_bytes: int
-    """Bytes of the other tokens by ``Tokenizer.token_bytes``. Not ``bytes`` if a tokenizer changes or adds characters."""
+    """Sum of ``Tokenizer.token_bytes`` without the unknown tokens. It may differ from ``bytes`` if a tokenizer changes text."""
     tokens_blake2b: str
     """Hash of all ids as little-endian uint32, which does not depend on the size of the shards; 16 bytes, as hex."""
     shards: tuple[ShardInfo, ...]
-    """In the order of their tokens."""
+    """The split's shards, in the order of their tokens."""
     targets: int | None = None
     """Number of tokens that are targets; None without masks, when every token is a target."""
     mask_blake2b: str | None = None
@@ -61,7 +61,7 @@ class Manifest:
     """The content of ``meta.json``."""
 
     tokenizer: str
-    """``Tokenizer.identity()`` of the tokenizer, which is saved beside it."""
+    """``Tokenizer.identity()`` of the tokenizer that is saved beside the manifest."""
     vocab_size: int
     bos_id: int | None
     """The id that opens every document; None: no id does."""
@@ -73,14 +73,14 @@ class Manifest:
 
     @property
     def ends_open(self) -> bool:
-        """Whether documents end with an id and begin with none, so that the id that ends one can open the next."""
+        """Whether documents end with an id and begin with none, so that the id that ends a document can open the next one."""
         return self.eos_id is not None and self.bos_id is None
 
     def write(self, folder: Path) -> None:
         """Write ``meta.json``, complete or not at all.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk is full, or refuses otherwise.
         """
         write_text(folder / META_FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 
@@ -90,15 +90,15 @@ class Manifest:
         return {shard.file: shard for split in self.splits.values() for shard in split.shards}
 
     def split_with(self, files: Sequence[str]) -> SplitInfo | None:
-        """The split that has exactly these shards; None if there is none."""
+        """The split that consists of exactly the shards ``files``, in this order; None if there is none."""
         return next((split for split in self.splits.values() if [shard.file for shard in split.shards] == files), None)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """The manifest of ``folder``; None if it has none.
+        """The manifest of ``folder``; None if the folder has none.
 
         Raises:
-            UserError: if it is damaged, or of a later version.
+            UserError: if the manifest is damaged, cannot be read or has another format.
         """
         path = folder / META_FILE
         try:
@@ -130,7 +130,10 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def from_json(kind: Any, value: Any, key: str = "it") -> Any:
-    """The value of the annotated type ``kind`` that `asdict` and JSON have turned into ``value``.
+    """Turn ``value``, which is the result of `asdict` and JSON, back into a value of the annotated type ``kind``.
+
+    Args:
+        key: the name of the value, for the message.
 
     Raises:
         Unexpected: ``value`` does not fit ``kind``.

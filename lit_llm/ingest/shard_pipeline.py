@@ -47,7 +47,7 @@ _SAMPLE_BYTES = 2**16  # of each input
 
 
 class Summary(NamedTuple):
-    """The result of `ingest`. ``Part`` explains the counts."""
+    """The result of `ingest`: the manifest, and the sums of the fields that ``Part`` explains."""
 
     manifest: Manifest
     skipped: int
@@ -71,19 +71,19 @@ def ingest(
     """Write shards, document ends, the tokenizer and ``meta.json`` into ``out``.
 
     Args:
-        inputs: their tokens are written in this order.
-        tokenizer: If its vocabulary is still to be learned, a copy learns it from the training documents.
-        out: an existing folder. The results of jobs are kept in ``out/parts``, which the caller deletes; a call with the same
-            arguments uses the results that an interrupted call left there. Everything else in ``out`` is deleted.
+        inputs: the inputs, in the order in which their tokens are written.
+        tokenizer: encodes the text. If its vocabulary is still to be learned, a copy learns it from the training documents.
+        out: an existing folder. The results of jobs are kept in ``out/parts``, which the caller deletes in the end. A call uses
+            the results there of an interrupted call with the same arguments. All else that is in ``out`` is deleted first.
         shard_tokens: tokens per shard.
         val_fraction: share of the documents to hold out, in inputs without a split.
         drop_near_duplicates: leave training documents out that nearly repeat held-out ones.
         chat_template: writes the documents, which are conversations, and says which of their tokens are targets.
-        workers: processes. 0: this process.
+        workers: number of processes. 0: this process does all the work.
 
     Raises:
         UserError: A source cannot be read as text, or no text is left for training or validation.
-        OSError: The disk refused.
+        OSError: The disk is full, or refuses otherwise.
     """
     progress = progress or ProgressLog()
     parts = start_parts(out)
@@ -187,7 +187,7 @@ def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
 def _learned(
     inputs: Sequence[Input], tokenizer: Learned, selection: Selection, folder: Path, progress: ProgressLog
 ) -> Tokenizer:
-    """A copy of the tokenizer that has learned its vocabulary; an interrupted run may have done that already."""
+    """A copy of the tokenizer that has learned its vocabulary. It is loaded if an interrupted call left it in ``folder``."""
     training = [part for part in inputs if part.split in (None, "train")]
     saved = (
         folder / f"{Job(tuple(training)).key(['learn', str(FORMAT), tokenizer.identity(), *selection.identity()])}.tokenizer"
@@ -205,8 +205,8 @@ def _learned(
 
 
 def _training_texts(training: Sequence[Input], selection: Selection, report: Report) -> Iterator[str]:
-    """Yield the text of the training documents in pieces. A near-duplicate loses only its last piece, because it is recognised
-    with that piece, when the others have been read."""
+    """Yield the text of the training documents in pieces. Of a near-duplicate, only the last piece is left out: the document
+    is recognised with that piece, when the pieces before it have been yielded."""
     for part in training:
         for piece in selection.pieces(part, report):
             if piece.split == "train" and not piece.repeats_held_out:
@@ -214,7 +214,7 @@ def _training_texts(training: Sequence[Input], selection: Selection, report: Rep
 
 
 def _sample(inputs: Sequence[Input], selection: Selection) -> list[str]:
-    """The beginnings of documents from all over the inputs, to compare two encoders on."""
+    """The beginnings of documents from all over the inputs, as the sample on which `choose_encoder` compares two encoders."""
     step = max(1, len(inputs) // _SAMPLE_INPUTS)
     texts = []
     for part in inputs[::step][:_SAMPLE_INPUTS]:

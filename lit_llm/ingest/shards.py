@@ -47,7 +47,7 @@ def magic_for(vocab_size: int) -> int:
 
 
 def header(magic: int, tokens: int) -> bytes:
-    """The header of a shard."""
+    """The header of a shard with this magic number and number of tokens."""
     numbers = np.zeros(HEADER_INTS, dtype="<i4")
     numbers[:3] = magic, LAYOUTS[magic][0], tokens
     return numbers.tobytes()
@@ -57,20 +57,21 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
     """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
 
     A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
-    complete. Its document ends and its mask get their final names before it. Use as a context manager: an exception removes
-    the unfinished shard.
+    complete. The files of its document ends and its mask get their final names before the shard does. Use the writer as a
+    context manager: an exception removes the unfinished shard.
 
     After closing:
 
     - ``shards``: a ``ShardInfo`` for each shard.
-    - ``tokens``, ``documents``: how many were written. A document without tokens does not count.
-    - ``tokens_blake2b``: hash of all ids as little-endian uint32. It depends neither on the size of shards nor on their type.
+    - ``tokens``, ``documents``: how many tokens and documents were written. A document without tokens does not count.
+    - ``tokens_blake2b``: hash of all ids as little-endian uint32, whatever the size of the shards and their token type.
     - ``targets``, ``mask_blake2b``: how many tokens are targets, and a hash of all masks; both None without masks.
 
     Args:
-        vocab_size: up to 65,536, shards hold uint16; above, uint32.
+        name: the split, such as "train".
+        vocab_size: number of token ids. Up to 65,536, shards hold uint16; above, uint32.
         shard_tokens: tokens per shard; the last shard may be shorter.
-        masked: every ``write`` says which tokens are targets.
+        masked: whether masks are written: every call of ``write`` then says which tokens are targets.
 
     Raises:
         UserError: if ``shard_tokens`` is out of range.
@@ -139,7 +140,7 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
                 tokens = tokens[part.size :]
 
     def end_document(self) -> None:
-        """End a document, which has the tokens since the last end. Nothing happens if there are none."""
+        """End a document, which has the tokens written since the last call. Nothing happens if there are no such tokens."""
         if not self._in_document:
             return
         if not self.documents:  # this first document has filled the earlier shards
@@ -197,7 +198,7 @@ def _new_hash() -> hashlib.blake2b:
 
 
 def _write_docs(shard: Path, ends: list[int]) -> str:
-    """Write where the documents of a shard end; returns the hash of the file."""
+    """Write the document ends of the shard with the path ``shard`` to its ``.docs`` file, and return the hash of this file."""
     content = np.array(ends, dtype=DOCS_DTYPE).tobytes()
     write_bytes(shard.with_suffix(DOCS_SUFFIX), content)
     return hashlib.blake2b(content, digest_size=HASH_BYTES).hexdigest()

@@ -1,4 +1,4 @@
-"""A file to read: on this machine or remote."""
+"""A file to read, on this machine or remote, or a shard of a dataset of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Source:
     path: str
     """A path, or a URL such as s3://bucket/key. It may hold a password: print and store ``name``."""
     size: int
-    """Bytes; 0 if the server does not say."""
+    """Size in bytes; 0 if the server does not tell it."""
     version: str
-    """Differs if the content differs: the modification time of a local file, the ETag or the like of a remote one."""
+    """A text that differs if the content differs: a local file's modification time, a remote file's ETag or the like."""
 
     @classmethod
     def local(cls, path: Path) -> Source:
@@ -35,12 +35,12 @@ class Source:
 
     @property
     def is_hub(self) -> bool:
-        """Whether this is a shard of a dataset of the Hugging Face hub, which ``readers.hub`` reads. It is no file."""
+        """Whether the source is a shard of a dataset of the Hugging Face hub, which is no file: ``readers.hub`` reads it."""
         return self.path.startswith(HUB)
 
     @property
     def name(self) -> str:
-        """The path without what may be secret: the user and the query of a URL."""
+        """The path without what may be secret: a URL's user and password and, over HTTP, its query."""
         return public_name(self.path)
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ def is_http(path: str) -> bool:
 
 
 def public_name(path: str) -> str:
-    """``path``. A URL loses its user and password and, over HTTP, its query, which holds the signature of a signed URL."""
+    """``path`` for messages: a URL without user and password and, over HTTP, without its query, which may have a signature."""
     if not is_url(path):
         return path
     protocol, _, rest = path.partition("://")

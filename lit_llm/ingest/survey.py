@@ -18,16 +18,16 @@ from lit_llm.ingest.token_parts import part_file
 from lit_llm.ingest.workers import finish
 
 _FORMAT = 4
-"""Part of the name of every result. Increment it when the same inputs would give another result."""
+"""Part of the key of every stored result. Increment it when the same inputs would give another result."""
 
 
 class Found(NamedTuple):
-    """The held-out documents of one job."""
+    """What the survey found in the inputs of one job."""
 
     documents: int
-    """Number of documents that are held out by their text."""
+    """Number of documents that are held out because of the hash of their text, from inputs without a split."""
     smallest: float
-    """The smallest hash of a document that could have been held out by its text; 1.0 without any."""
+    """The smallest `text_hash` of a document in inputs without a split; 1.0 if there is no such document."""
     sketches: list[np.ndarray]
     """The sketches of all held-out documents, uint64 (k,) each."""
 
@@ -41,7 +41,14 @@ def select(
     workers: int,
     progress: ProgressLog,
 ) -> Selection:
-    """The rules that choose documents. If any input has no split, the rules hold out at least one document, if there is any."""
+    """The rules that hold out or leave out documents. If inputs have no split, at least one of their documents is held out.
+
+    Args:
+        folder: where the results of finished jobs are kept for a repeated call.
+        val_fraction: share of the documents to hold out, in inputs without a split.
+        drop_near_duplicates: whether training documents that nearly repeat held-out ones are left out.
+        workers: number of processes. 0: this process does all the work.
+    """
     undecided = any(part.split is None for part in inputs)
     if not undecided and not drop_near_duplicates:
         return Selection()
@@ -71,7 +78,7 @@ def _survey(inputs: Sequence[Input], selection: Selection, folder: Path, workers
 
 
 def _read(folder: Path, key: str) -> Found | None:
-    """The held-out documents that an earlier run found; None if it left none under the key."""
+    """The result that an earlier run stored under ``key``; None if there is none."""
     try:
         with np.load(folder / f"{key}.npz") as saved:
             sketches = np.split(saved["sketches"], np.cumsum(saved["lengths"]))[:-1]  # after the last one is nothing
@@ -81,7 +88,7 @@ def _read(folder: Path, key: str) -> Found | None:
 
 
 def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Report) -> Found:
-    """Read the documents of a job, and write what was found."""
+    """Read the documents of a job, store under ``key`` what was found, and return it."""
     documents, smallest = 0, 1.0
     sketches: list[np.ndarray] = []
     for part in job.inputs:

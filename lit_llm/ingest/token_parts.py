@@ -1,8 +1,8 @@
 """The result of one job: the tokens of each split, document ends, and counts.
 
-A part is ``<key>.<split>.bin`` (ids, little-endian, 2 or 4 bytes each) and ``<key>.<split>.docs`` (uint64, ends in tokens from
-the part's start), and, if only some tokens are targets, ``<key>.<split>.mask`` (a byte for each token). ``<key>.json`` is
-written last, so a part that has one is complete.
+A part consists of the files ``<key>.<split>.bin`` (ids, little-endian, 2 or 4 bytes each) and ``<key>.<split>.docs`` (document
+ends as uint64, in tokens from the start of the file), and, if only some tokens are targets, ``<key>.<split>.mask`` (a byte for
+each token). ``<key>.json`` is written last, so a part with this file is complete.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def start_parts(out: Path) -> Path:
 
 
 def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    """A file to write and read, which appears at ``path`` when the block ends. `start_parts` deletes what a killed run left."""
+    """Open a temporary file, which gets the name ``path`` when the ``with`` block ends. `start_parts` deletes leftovers."""
     return complete_file(path, path.with_name(f"{path.name}.{os.getpid()}.tmp"))  # another process has another name
 
 
@@ -55,7 +55,7 @@ class PartCounts:
     unknown_tokens: int = 0
     """Tokens that stand for a character outside the vocabulary."""
     token_bytes: int = 0
-    """Bytes of the other tokens by ``Tokenizer.token_bytes``, which knows nothing of changes to the text by a tokenizer."""
+    """Sum of ``Tokenizer.token_bytes`` without the unknown tokens. It may differ from ``bytes`` if a tokenizer changes text."""
 
     def add(self, other: PartCounts | SplitInfo) -> None:
         for one in fields(self):
@@ -64,7 +64,7 @@ class PartCounts:
 
 @dataclass
 class Part:
-    """The record of a finished job."""
+    """The record of a finished job, or the sum of several records."""
 
     splits: dict[str, PartCounts] = field(default_factory=dict)
     skipped: int = 0
@@ -72,11 +72,11 @@ class Part:
     near_duplicates: int = 0
     """Documents left out of training because they nearly repeat held-out text."""
     invalid: list[str] = field(default_factory=list)
-    """Sources with bytes that are not UTF-8."""
+    """Paths of the sources that have bytes which are not UTF-8."""
     masked: bool = False
-    """Whether only some tokens are targets. A mask tells which."""
+    """Whether the part has masks, which say which tokens are targets."""
     pairs: int = 0
-    """Number of pairs. Each is two documents, with the chosen and the rejected answer."""
+    """Number of preference pairs. Each pair is two documents: one with the chosen and one with the rejected answer."""
 
     def add(self, other: Part) -> None:
         """Add the counts of another job."""
@@ -107,18 +107,18 @@ def _files_of(path: Path, masked: bool) -> list[Path]:
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """The type of ids on disk."""
+    """The numpy type of ids on disk, in parts and shards."""
     return LAYOUTS[magic_for(vocab_size)][1]
 
 
 class PartWriter:
-    """Write the documents of one split of a part, many at a time.
+    """Writes the documents of one split of a part, many at a time. A document that repeats held-out text is taken back.
 
     Args:
-        path: without suffix.
-        stack: the files appear when it ends without an exception.
+        path: the path of the part's files without their suffixes.
+        stack: opens the files. They get their names when the stack is closed without an exception.
         document_ids: the ids before and after every document; None: no id.
-        masked: every ``append`` says which ids are targets. Documents with masks are never taken back.
+        masked: whether masks are written: every call of ``append`` then has one. Documents with masks are never taken back.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class PartWriter:
     ) -> None:
         self.counts = PartCounts()
         self.dropped = 0
-        """Documents that were taken back."""
+        """Number of documents that were taken back."""
         self._path, self._dtype = path, dtype
         self._bos, self._eos = (np.array([] if one is None else [one], dtype=np.int64) for one in document_ids)
         self._files = [stack.enter_context(part_file(file)) for file in _files_of(path, masked)]
@@ -144,12 +144,12 @@ class PartWriter:
         self._document = PartCounts()  # of that document
 
     def append(self, piece: SelectedPiece, ids: np.ndarray, mask: np.ndarray | None, counts: PartCounts) -> None:
-        """Append a piece.
+        """Append a piece of a document, with the ids around the document before its first and after its last piece.
 
         Args:
-            ids: (n,).
+            ids: (n,) the ids of the piece.
             mask: (n,) uint8, 1 for targets; None without masks.
-            counts: of the piece's text.
+            counts: the bytes and unknown tokens of the piece's text.
         """
         if piece.first:
             self._start, self._document = self._tokens, PartCounts()
@@ -173,7 +173,7 @@ class PartWriter:
         self._tokens += len(ids)
 
     def _drop(self) -> None:
-        """Take back the document that is being written."""
+        """Take back the document that is being written: remove its ids from the file."""
         self.flush()
         tokens = self._files[0]
         tokens.seek(self._start * self._dtype.itemsize)
@@ -182,7 +182,7 @@ class PartWriter:
         self.dropped += 1
 
     def flush(self) -> None:
-        """Write the ids, ends and masks that were appended."""
+        """Write the ids, document ends and masks that were appended but not written yet."""
         ends = np.array(self._ends, dtype="<u8")
         with naming(self._path):
             for file, arrays in zip(self._files, (self._ids, [ends], self._masks), strict=False):
@@ -197,8 +197,10 @@ def read_part(
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None, bool]]:
     """Yield runs of tokens of a part: ids (n,), their mask (n,) uint8 or None, and whether a document ends after the run.
 
+    ``dtype`` and ``masked`` must be those with which the part was written.
+
     Args:
-        path: without suffix.
+        path: the path of the part's files without their suffixes.
     """
     with contextlib.ExitStack() as opened:
         file, ends, *masks = (opened.enter_context(open(one, "rb")) for one in _files_of(path, masked))

@@ -26,19 +26,19 @@ class JobRunner:
 
     tokenizer: Tokenizer
     encoder: EncoderChoice | ChatTemplate
-    """How texts are encoded. With a template, documents are conversations."""
+    """How texts are encoded. A ``ChatTemplate`` means that documents are conversations."""
     selection: Selection
     folder: Path
-    """Where parts are written."""
+    """The folder into which parts are written."""
 
     @property
     def masked(self) -> bool:
-        """Whether only some tokens are targets."""
+        """Whether masks are written. They are for conversations, of which only some tokens are targets."""
         return isinstance(self.encoder, ChatTemplate)
 
     @property
     def document_ids(self) -> tuple[int | None, int | None]:
-        """The ids before and after every document. A template writes its own."""
+        """The ids before and after every document. None with a chat template, which writes all ids that it needs."""
         return (None, None) if self.masked else (self.tokenizer.bos_id, self.tokenizer.eos_id)
 
     @functools.cached_property
@@ -48,11 +48,11 @@ class JobRunner:
         return PieceEncoder(self.tokenizer, self.encoder)
 
     def run(self, job: Job, key: str, report: Report) -> Part:
-        """Write the part ``key``.
+        """Tokenise a job. Write its part under the name ``key``, and return the part's record.
 
         Raises:
             UserError: A source cannot be read as text.
-            OSError: The disk refused.
+            OSError: The disk is full, or refuses otherwise.
         """
         part, dtype = Part(masked=self.masked), token_type(self.tokenizer.vocab_size)
         with ExitStack() as stack:
@@ -80,9 +80,9 @@ class JobRunner:
         return part
 
     def _encode(self, piece: SelectedPiece, where: str) -> list[tuple[np.ndarray, np.ndarray | None, PartCounts]]:
-        """Encode a piece of the document at ``where``: ids (n,), their mask (n,) uint8 or None, and counts.
+        """Encode a piece of the document that messages call ``where``: ids (n,), their mask (n,) uint8 or None, and counts.
 
-        A pair of answers gives two documents, everything else one.
+        The list has one entry, or two for a preference pair: the documents with the chosen and the rejected answer.
         """
         encoder = self._encoder
         if isinstance(encoder, ChatEncoder):
@@ -94,7 +94,7 @@ class JobRunner:
         return [(ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known))]
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
-        """Yield the pieces of an input that are to be encoded, and record in ``part`` what is skipped or invalid."""
+        """Yield the pieces of an input that are to be encoded. ``part`` counts what is skipped, and lists bad sources."""
         keeps_bytes = isinstance(self.tokenizer, Bytes)
         skipped: list[int] = []
         for piece in self.selection.pieces(one, report, skipped.append):
@@ -108,7 +108,7 @@ class JobRunner:
 
 
 def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]:
-    """Yield each document as one piece in memory, for tokenizers that encode a document in another way than its pieces."""
+    """Yield each document as one piece, for tokenizers with which the ids of pieces are not those of the whole document."""
     texts: list[bytes] = []
     for piece in pieces:
         texts.append(piece.text)

@@ -1,7 +1,7 @@
 """Run the jobs that an interrupted run has not finished, in worker processes.
 
-A worker is started with ``python -c``. A fresh process imports no torch and inherits no thread, so it is small. A worker ends
-when its parent does, because the pipe breaks.
+A worker is started with ``python -c``. A fresh process imports no torch and inherits no thread, so it is small. When the parent
+process ends, the pipe to the worker breaks, and the worker ends, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP
 
 Result = TypeVar("Result")
 Run = Callable[[Job, str, Report], Result]
-"""Takes a job, its key and a report; stores and returns the job's result. Sent to workers, it builds there what it needs."""
+"""Takes a job, its key and a `Report`; stores the job's result under the key and returns it. It is sent to workers."""
 
 
 def finish(
@@ -42,11 +42,12 @@ def finish(
     """The results of all jobs, in the order of ``jobs``.
 
     Args:
-        keys: names of the jobs' results.
-        read: returns the result that an earlier run left under a key, or None.
+        keys: for each job the name under which its result is stored.
+        read: returns the result that an earlier run stored under a key, or None.
+        run: runs one job.
         stage: name of this work in the progress.
-        workers: processes. 0 or 1: this process runs the jobs.
-        finished: called with each job that this run finishes.
+        workers: number of processes. 0 or 1: this process runs the jobs.
+        finished: called with each job that this call runs, and its result.
 
     Raises:
         UserError: A job raised it, or a process was killed.
@@ -66,7 +67,7 @@ def finish(
 def _in_processes(
     tasks: Sequence[tuple[Job, str]], run: Run[Result], count: int, report: Report
 ) -> Iterator[tuple[Job, str, Result]]:
-    """Yield each job, its key and its result when it finishes. The ``count`` processes end with the iteration."""
+    """Run tasks (job, key) in ``count`` processes, which end with the iteration. Yield (job, key, result) as jobs finish."""
     waiting = iter(tasks)
     processes: dict[Connection, subprocess.Popen[bytes]] = {}
     running: dict[Connection, tuple[Job, str]] = {}
@@ -136,7 +137,7 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
 
 
 def main(descriptor: int) -> None:
-    """A worker: run jobs until the pipe is closed."""
+    """What a worker process does: run the jobs that come through the pipe ``descriptor``, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent ends its workers
     pipe = Connection(descriptor)
 

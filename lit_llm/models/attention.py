@@ -1,6 +1,6 @@
 """Causal attention within a window and within documents, by the kernel that `attention_kernel_choice` names.
 
-Shape letters: B sequences, T queries, S keys, H query heads, K key/value heads, h ``head_dim``.
+Shape letters: B sequences, T queries, S keys, H query heads, K key/value heads, h ``head_dim``, w width of a value.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """The keys that each position sees: its own and those of earlier positions, within its window and its document."""
+    """The keys that each position attends to: its own key, and the keys of earlier positions in its window and its document."""
 
     window: int | None = None
     """A position sees itself and the window - 1 positions before it. None: all earlier positions."""
     documents: Tensor | None = None
     """(B, S) document numbers, which never decrease along a sequence. None: one document."""
     kernel: AttentionKernel = "auto"
-    """The kernel that the settings ask for."""
+    """The value of `compute.attention`. `choose` derives from it the kernel that runs."""
     block_mask: BlockMask | None = None
-    """FlexAttention's form of window and documents. It is made once a batch, outside compiled blocks."""
+    """`window` and `documents` as FlexAttention's mask, made once a batch, outside compiled blocks. None: it does not run."""
     shard: SequenceShard | None = None
-    """Set if ranks share the sequence. Queries, keys and values then are those of this rank's positions."""
+    """How ranks share the sequence: `attend` gets the queries, keys and values of this rank's positions. None: see `chunks`."""
     chunks: tuple[tuple[slice, Visibility], ...] = ()
-    """Only of `SequenceShard.kind` gather. For each chunk of this rank's queries: the keys that it needs, and which of them its
-    queries see. If `shard` is None, the keys of all ranks are gathered already."""
+    """Empty unless ranks share the sequence by `SequenceShard.kind` gather. For each chunk of this rank's queries: the slice of
+    the sequence whose keys the chunk needs, and the visibility of these keys. With chunks and without `shard`, the caller of
+    `attend` has gathered the keys and values of all ranks."""
 
 
 def visibilities(
@@ -54,19 +55,19 @@ def visibilities(
     cached: int,
     shard: SequenceShard | None = None,
 ) -> dict[int | None, Visibility]:
-    """Return the `Visibility` for each window that layers have. It is made once a batch.
+    """Return {window: its `Visibility`} for each window that a layer has, also None. It is called once for each batch.
 
     Args:
-        input_ids: (B, T) int64, the queries of all ranks that share the sequence.
+        input_ids: (B, T) int64, the tokens of the queries. If ranks share the sequence, the tokens of all ranks.
         documents: (B, S) document numbers, which never decrease along a sequence. None: one document.
-        cached: number of positions before the queries.
-        shard: set if ranks share the sequence.
+        cached: number of positions before the queries, whose keys the cache has.
+        shard: how ranks share the sequence. None: each rank has whole sequences.
     """
     length, device = input_ids.size(1), input_ids.device
     caps, sinks = config.attention_softcap is not None, config.attention_sinks
 
     def of_keys(window: int | None, queries: int, keys: slice) -> Visibility:
-        """Return the visibility of the positions in `keys` for the last `queries` of them."""
+        """Return which of the positions `keys` the last `queries` of these positions see."""
         seen = None if documents is None else documents[:, keys]
         hides, block_mask = window is not None or seen is not None, None
         # Validation has no dropout, so FlexAttention may be the choice there although it is not in training.
@@ -102,14 +103,14 @@ def attend(
 ) -> Tensor:
     """Attention of the last T of S positions: (B, H, T, h), (B, K, S, h), (B, K, S, w) → (B, H, T, w).
 
-    Memory is O(T): scores and masks exist for small blocks only, in both passes.
+    Memory is O(T): scores and masks exist for small blocks only, in the forward and in the backward pass.
 
     Args:
         see: which keys each position sees.
         scale: factor of the scores. None: 1 / sqrt(h).
         softcap: c: scores become c * tanh(scores / c). None: no soft cap.
-        sinks: (H,) one more logit for each head in the softmax's denominator, without a value. None: none.
-        drops: which attention weights are dropped. None: none.
+        sinks: (H,) one more logit for each head in the softmax's denominator, without a value. None: no sinks.
+        drops: the numbers that decide which attention weights are dropped. None: no weight is dropped.
     """
     if (width := v.size(-1)) != q.size(-1):
         # Flash kernels, `block_attention` and the exchange of heads need one width: zeros fill the narrower tensors.
@@ -152,7 +153,10 @@ def _attend_with_ranks(
     drops: WeightDrops | None,
     attend_part: Callable[..., Tensor],
 ) -> Tensor:
-    """`attend` for this rank's queries and all ranks' keys. If `see.shard` is None, keys and values are gathered already."""
+    """Return what `attend` promises, for this rank's queries and the keys of all ranks that share the sequence.
+
+    If `see.shard` is None, k and v have the positions of all ranks already. `attend_part` is `attend` with scale and soft cap.
+    """
     shard = see.shard
     if shard is not None and shard.kind == "heads":
         see = replace(see, shard=None)

@@ -30,8 +30,9 @@ class Block:
 
     Attributes:
         sequences: the rows of the batch.
-        causal: queries and keys are the same positions, and each query sees all keys up to itself. False: a mask is needed.
-        shared: the block has, or may have, positions of several documents.
+        causal: queries and keys are the same positions, and each query sees all keys up to itself. False: a mask is needed,
+            unless the block is one query that sees all keys of the block.
+        shared: the block has, or may have, positions of several documents, so its mask must compare document numbers.
     """
 
     sequences: slice
@@ -42,12 +43,13 @@ class Block:
     shared: bool = False
 
     def places(self, begin: int) -> tuple[Slices, Slices]:
-        """Indices of the queries in (B, H, T, h), whose first position is `begin`, and of the keys in (B, K, S, h)."""
+        """Return the indices of the block's queries in the tensor of all queries, (B, H, T, h), whose first one is at position
+        `begin` of the S positions, and the indices of the block's keys in (B, K, S, h)."""
         queries, keys = slice(self.first - begin, self.end - begin), slice(self.start, self.end)
         return (self.sequences, slice(None), queries), (self.sequences, slice(None), keys)
 
     def mask(self, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor:
-        """Bool (queries, keys), or (B', 1, queries, keys) with documents: True where attention is allowed."""
+        """Return where attention is allowed: bool (queries, keys), or with documents (sequences, 1, queries, keys)."""
         offset = self.first - self.start
         allowed = torch.ones(self.end - self.first, self.end - self.start, dtype=torch.bool, device=device).tril_(offset)
         if window is not None:
@@ -64,9 +66,10 @@ def blocks(
     """Cut the last `queries` of `keys` positions into blocks.
 
     Args:
-        documents: (B, S) document numbers. On an accelerator their boundaries are not read, because the host would wait for the
-            device. For one query they are not read either, because a mask is cheaper.
-        flash: the flash kernel computes the blocks. It skips the keys that causality hides, so causal blocks may be long.
+        documents: (B, S) document numbers. On the CPU, blocks end where documents end. On an accelerator they do not, because
+            the host would wait for the device to read the numbers; nor for a single query, because a mask is cheaper. All
+            blocks are then `shared`. None: one document.
+        flash: whether the flash kernel computes the blocks. It skips keys that causality hides, so causal blocks may be long.
     """
     first = keys - queries
     if documents is None or documents.device.type != "cpu" or queries == 1:
@@ -96,7 +99,8 @@ def _merged(sequences: slice, start: int, end: int, first: int) -> Iterator[Bloc
 
 
 def _run(sequences: slice, start: int, end: int, first: int, window: int | None, *, flash: bool) -> Iterator[Block]:
-    """Blocks of the positions start…end-1, which see no position before `start`."""
+    """Yield the blocks of the queries among the positions start…end-1, which see no position before `start`. The positions of
+    all queries begin at `first`."""
     a = max(start, first)
     if flash and a == start:
         b = end if window is None else min(end, start + window)  # for these queries the window hides no key
@@ -111,7 +115,8 @@ def _run(sequences: slice, start: int, end: int, first: int, window: int | None,
 def _masked(
     q: Tensor, k: Tensor, window: int | None, documents: Tensor | None, like: Tensor, *, flash: bool
 ) -> Iterator[tuple[Slices, Slices, bool, Tensor | None]]:
-    """Yield each block's indices of queries and of keys, whether it is causal, and its additive mask, typed as `like`."""
+    """Yield for each block the indices of its queries and of its keys, whether it is causal, and its mask: None, or 0 and -inf
+    in the dtype of `like`, to be added to the scores."""
     last, size_of_last = like, None  # bands have equal masks
     for block in blocks(q.size(0), q.size(2), k.size(2), window, documents, flash=flash):
         mask, size = None, (block.end - block.first, block.end - block.start)
@@ -142,8 +147,8 @@ def forward_in_blocks(
     """Attention of (B, H, T, h) queries, and the logsumexp of their scores, (B, H, T). Arguments as in `attention.attend`.
 
     Args:
-        rows, head_numbers, columns: the tensors of `dropout.WeightDrops`; its rate is `dropout`. None: nothing is dropped.
-        from_scores: compute from scores in plain torch, not by the flash kernel for CPUs.
+        rows, head_numbers, columns: the tensors of a `dropout.WeightDrops` whose rate is `dropout`. None: nothing is dropped.
+        from_scores: compute each block from its scores in plain torch (`attention_scores`), not by the flash kernel for CPUs.
     """
     batch, heads, length, width = q.shape
     q, k, v = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v)
@@ -182,7 +187,10 @@ def backward_in_blocks(
     dropout: float,
     from_scores: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys, values and sinks. A sink only enlarges the logsumexp, so the kernels need not know it."""
+    """Return the gradients of queries, keys, values and sinks (empty without sinks). Arguments as in `forward_in_blocks`.
+
+    A sink only enlarges the logsumexp, so the kernels of the blocks need not know of it.
+    """
     q, k, v, gradient = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v), _rows_are_dense(gradient)
     q_gradient = _empty_like_heads(q, q.dtype)
     # Several blocks add to the gradient of one key. The sums are in the wide type, so that no precision is lost.
@@ -256,7 +264,8 @@ block_attention.register_autograd(_backward, setup_context=_save)
 
 @register_flop_formula(torch.ops.lit_llm.attention)
 def _(q, k, v, documents, sinks, rows, head_numbers, columns, window, *_, **__):  # type: ignore[no-untyped-def]
-    """FLOPs of tensors with these shapes. A query meets `window` keys. Lengths of documents are unknown: they count as one."""
+    """Return the FLOPs of the forward pass, given shapes instead of tensors. A query counts as seeing `window` keys (None: all
+    keys) in one document, because the lengths of documents are unknown."""
     return sdpa_flop_count(q, _met(k, window), _met(v, window))
 
 

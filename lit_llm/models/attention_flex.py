@@ -20,7 +20,7 @@ def make_block_mask(window: int | None, documents: Tensor | None, queries: int, 
     """The mask of causal attention of the last `queries` of `keys` positions.
 
     Args:
-        documents: (B, keys) document numbers, which never decrease along a sequence.
+        documents: (B, keys) document numbers, which never decrease along a sequence. None: one document.
     """
     before = keys - queries
     # Positions of the first and last query of each block of queries, (m,), and of keys, (n,). The last block may be shorter.
@@ -68,7 +68,7 @@ def _mask_mod(window: int | None, documents: Tensor | None, before: int) -> Call
 def attend_flex(
     q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask, *, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attention as `attention.attend` defines it, with a window and documents given by `block_mask`."""
+    """Compute attention as `attention.attend` defines it. `block_mask` holds the window and the documents."""
     grouped = q.size(1) != k.size(1)
     score_mod = None if softcap is None else partial(_capped, softcap)
     call = partial(_kernel(), q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=grouped)

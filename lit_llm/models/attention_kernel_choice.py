@@ -28,18 +28,19 @@ _MEND = "use --compute.attention auto"
 def choose(
     kernel: AttentionKernel, device: str, *, hides: bool, caps: bool, sinks: bool, drops: bool
 ) -> Literal["sdpa", "flex", "blocks"]:
-    """Return the kernel for attention of T positions to themselves. No other function decides it.
+    """Return which of three kernels computes attention. No other function decides it.
 
-    sdpa: torch's scaled_dot_product_attention, for plain causal attention: a flash kernel, on CUDA also cuDNN's,
-    FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
+    sdpa: torch's scaled_dot_product_attention, for plain causal attention; torch then runs a flash kernel, on CUDA its own,
+    cuDNN's, FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
 
     Args:
-        kernel: `compute.attention`. sdpa, flash3 and flash4 apply where attention is plain causal, the others everywhere.
+        kernel: `compute.attention`. blocks is always obeyed. flex also sends plain causal attention on CUDA to FlexAttention.
+            With all other values, the remaining arguments decide.
         device: type of the device.
-        hides: a window or documents hide earlier positions.
-        caps: scores have a soft cap.
-        sinks: heads have sinks.
-        drops: attention weights are dropped.
+        hides: whether a window or documents hide earlier positions.
+        caps: whether scores have a soft cap.
+        sinks: whether heads have sinks.
+        drops: whether attention weights are dropped.
     """
     if kernel == "blocks":
         return "blocks"
@@ -95,7 +96,8 @@ def unsupported_attention(
 
 
 def flash_implementation(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> AttentionKernel | None:
-    """Return flash3 or flash4 for SDPA: the setting, or with auto the first that works here. None: torch's own kernel."""
+    """Return the FlashAttention that SDPA shall use: `kernel` if it is flash3 or flash4; with auto, the first of these two that
+    works for the model on `device`. None: torch's own kernel."""
     if kernel != "auto":
         return kernel if kernel in _FLASH else None
     return next((name for name in _FLASH if attention_problem(config, name, device) is None), None)
@@ -109,7 +111,7 @@ def activate_flash(implementation: AttentionKernel) -> None:
 
 
 def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str:
-    """Return one line that names and explains the kernel of each kind of layer."""
+    """Return one line that says which kernels the layers use, how many layers use each, and for which features of attention."""
     flash = flash_implementation(config, kernel, device)
     lines = []
     for choice, layers in _choices(config, kernel, device.type).items():
@@ -127,7 +129,7 @@ def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -
 
 
 def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> dict[str, list[int]]:
-    """Return the numbers of the layers by kernel."""
+    """Return for each kernel in use the numbers of the layers that use it."""
     layers: dict[str, list[int]] = {}
     for i in range(config.n_blocks):
         choice = choose(
@@ -143,7 +145,8 @@ def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> di
 
 
 def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:
-    """Name the features of attention beyond causality, such as "window 512, documents"; "causal" if there are none."""
+    """Name the features of attention in `layers` (None: in all), such as "window 512, documents", or, if none of them has a
+    window, "causal, documents"."""
     windows = {config.layer(i).window for i in (range(config.n_blocks) if layers is None else layers)}
     named = [f"window {window}" if window else "all positions" for window in sorted(windows, key=lambda w: w or 0)]
     if named == ["all positions"]:

@@ -1,10 +1,10 @@
 """Attention of ranks that share a sequence: what they exchange before and after it.
 
-gather: every rank gathers all keys and values. So all that `attend` supports works: windows, documents, grouped queries.
-Latent attention gathers latents instead, B·T·(kv_rank + rope_head_dim) values, and makes keys and values of them.
-heads: one exchange gives each rank all positions of H / n heads, and another one returns the result (Jacobs et al. 2023,
-arXiv 2309.14509). A rank sends (n - 1) / n of 2·B·T·K·h values a layer to gather, or of 2·B·T·(H + K)·h / n values to exchange.
-The backward pass sends as much again.
+`SequenceShard.kind` gather: every rank gathers all keys and values. So all that `attend` supports works: windows, documents,
+grouped queries. Latent attention gathers latents instead, B·T·(kv_rank + rope_head_dim) values, and computes keys and values
+from them. Kind heads: one exchange gives each rank all positions of H / n heads, and another one sends the outputs back to the
+ranks of their positions (Jacobs et al. 2023, arXiv 2309.14509). A rank sends (n - 1) / n of 2·B·T·K·h values in each layer with
+gather, or of 2·B·T·(H + K)·h / n values with heads. The backward pass sends as much again.
 
 Shape letters: B sequences, T positions, n ranks, t = T / n positions of a rank, H query heads, K key/value heads, h head width.
 """
@@ -54,7 +54,7 @@ def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tens
     """Attention of H / n heads over all positions: (B, H, t, h), (B, K, t, h) twice → (B, H, t, h).
 
     Args:
-        attend: attention of this rank's heads, (B, H / n, T, h), (B, K / n, T, h) twice → (B, H / n, T, h).
+        attend: the function that computes this rank's heads, (B, H / n, T, h), (B, K / n, T, h) twice → (B, H / n, T, h).
     """
     n = shard.ranks
     sizes = [x.size(1) // n for x in (q, k, v)]
@@ -67,7 +67,7 @@ def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tens
 
 
 class _Exchange(torch.autograd.Function):
-    """Row i of (n, …) goes to rank i, and row i of the result comes from rank i. Gradients go back the same way."""
+    """Sends row i of `rows`, (n, …), to rank i; row i of the result comes from rank i. Gradients go back the same way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, shard: SequenceShard) -> Tensor:

@@ -1,6 +1,8 @@
 """Attention of one block of queries from its scores, in plain torch: soft caps and dropout of attention weights, on any device.
 
 The scores exist for one block and a part of the heads at a time. The backward pass computes scores and dropout masks again.
+
+Shape letters: B sequences, H query heads, K key/value heads, T queries and S keys of the block, h head width.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ ELEMENTS = 2**21  # approximate number of scores in memory at a time: 8 MB in fp
 
 
 class Scores:
-    """Attention of one block after another, with the settings of one call."""
+    """Computes one block after another of a call of attention. It keeps the call's settings, and no result."""
 
     def __init__(self, scale: float, softcap: float | None, drops: WeightDrops | None) -> None:
         self.scale, self.softcap, self.drops = scale, softcap, drops
@@ -29,8 +31,8 @@ class Scores:
         """Return the output (B, H, T, h) and the logsumexp (B, H, T) of one block.
 
         Args:
-            mask: added to the scores.
-            block: indices of the block's queries and keys in the whole tensors.
+            mask: 0 or -inf, added to the scores. None: each query sees all keys of the block.
+            block: indices of the block's queries and keys in the tensors of all queries and keys, which select dropout numbers.
         """
         out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide_dtype(q))
         for heads, groups in _parts(q, k):
@@ -55,7 +57,7 @@ class Scores:
         mask: Tensor | None,
         block: tuple[Slices, Slices],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values of one block, in the wide type."""
+        """Return the gradients of queries, keys and values of one block, in the dtype that `wide_dtype` names."""
         gradients = [torch.empty_like(x, dtype=wide_dtype(x)) for x in (q, k, v)]
         for heads, groups in _parts(q, k):
             capped = self._capped(self._products(q[:, heads], k[:, groups]))
@@ -93,12 +95,12 @@ class Scores:
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
-    """The type of sums: fp64 for fp64, otherwise fp32."""
+    """Return the dtype for scores and sums of `x`: fp64 if it is fp64, otherwise fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of query heads and of their key/value heads, few enough for `ELEMENTS` scores."""
+    """Yield slices of query heads and of their key/value heads, so short that their scores are at most about `ELEMENTS`."""
     group = q.size(1) // k.size(1)
     step = max(1, ELEMENTS // max(1, q.size(0) * group * q.size(2) * k.size(2)))  # a batch may be empty
     for first in range(0, k.size(1), step):
@@ -114,7 +116,7 @@ def _times(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _summed(a: Tensor, b: Tensor, groups: int, heads: int) -> Tensor:
-    """The transpose of (B, H, T, n) times (B, H, T, m), summed over each group of heads: (B, K, n, m)."""
+    """Multiply the transpose of a (B, H, T, n) by b (B, H, T, m), and sum over each group of H / K heads: (B, K, n, m)."""
     size = heads // groups
     a, b = (x.reshape(x.size(0), x.size(1) // size, size * x.size(2), x.size(-1)) for x in (a, b))
     return _product(a.transpose(-1, -2), b)

@@ -31,8 +31,8 @@ class Block(nn.Module):
     x + norm(attention(norm(x))). With `parallel_residual`: x + attention(norm(x)) + mlp(norm(x)), each with its own norm.
 
     Args:
-        experts: the block has experts instead of an MLP.
-        ahead: the block predicts a token further ahead, from the previous block's output and the embedding of a later token.
+        experts: whether the block has a mixture of experts instead of an MLP.
+        ahead: whether the block predicts a token further ahead, from the previous block's output and a later token's embedding.
     """
 
     def __init__(self, config: GPTConfig, *, experts: bool = False, ahead: bool = False) -> None:
@@ -65,9 +65,9 @@ class Block(nn.Module):
         """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`.
 
         Args:
-            counted: (B, T) bool, the positions whose targets count. A block with experts returns its router's sums over them,
-                and stores nothing, so that a recomputation counts nothing twice.
-            later: (B, T, d), the embeddings of later tokens, for a block that predicts ahead.
+            counted: (B, T) bool, the positions whose targets count. A block with experts also returns its router's sums over
+                these positions. It stores no sums, so that a recomputation counts nothing twice. None: no sums are returned.
+            later: (B, T, d), the embeddings of later tokens. Only a block that predicts ahead takes it.
         """
         if self.ahead is not None:
             x = self.ahead(x, later)
@@ -99,7 +99,7 @@ class AheadInput(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.n_embd, 2 * config.n_embd))
 
     def forward(self, x: Tensor, later: Tensor) -> Tensor:
-        """(B, T, d) twice → (B, T, d)."""
+        """Combine h, which is x, and e, which is `later`: (B, T, d) twice → (B, T, d)."""
         return F.linear(torch.cat((self.hidden_norm(x), self.embedding_norm(later)), dim=-1), differentiable_part(self.weight))
 
 

@@ -13,11 +13,11 @@ from lit_llm.models.config import GPTConfig
 
 
 class Positions:
-    """Tensors (B, K, S, h) that grow by positions.
+    """A tensor (B, K, S, h) to which positions are appended.
 
     Args:
         capacity: number of positions to allocate. Beyond it, all positions are copied into a larger tensor.
-        before: (B, K, n, h), the values at n positions before the first.
+        before: (B, K, n, h), values at n positions before the first, which precede all others in the tensor. None: n is 0.
     """
 
     def __init__(self, capacity: int, before: Tensor | None = None) -> None:
@@ -25,7 +25,7 @@ class Positions:
         self.capacity, self.length = capacity + self.before, self.before
 
     def append(self, new: Tensor) -> Tensor:
-        """Store (B, K, T, h); return all positions so far, (B, K, n + S, h), as a view."""
+        """Store T new positions (B, K, T, h); return all positions so far, (B, K, n + S, h), as a view."""
         start, self.length = self.length, self.length + new.size(2)
         if self.held is None or self.held.size(2) < self.length:
             larger = new.new_empty(*new.shape[:2], max(self.capacity, self.length + start), new.size(3))
@@ -37,9 +37,9 @@ class Positions:
 
 
 class LayerCache:
-    """The tensors of one layer by position: keys and values, or latents and rotary keys, and the inputs of convolutions.
+    """The cached tensors of one layer: keys and values, or latents and rotary keys; and the inputs of convolutions.
 
-    They are kept for every position, so that a text can be cut back to any prefix.
+    Inputs of convolutions, too, are kept for every position, so that `KVCache.cut` can shorten a text to any prefix.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -56,7 +56,8 @@ class LayerCache:
         return tuple(self.parts.setdefault(i, Positions(self.capacity)).append(x) for i, x in enumerate(new))
 
     def with_past(self, module: nn.Module, x: Tensor, positions: int) -> Tensor:
-        """Store a module's new inputs; return them after its inputs at earlier positions: (B, T, c) → (B, positions + T, c)."""
+        """Store a module's new inputs x; return x preceded by the module's inputs at the last `positions` positions, which are
+        zeros before the first position of a text: (B, T, c) → (B, positions + T, c)."""
         if module not in self.parts:
             self.parts[module] = Positions(self.capacity, x.new_zeros(x.size(0), 1, positions, x.size(2)))
         return self.parts[module].append(x[:, None])[:, 0, -positions - x.size(1) :]
@@ -81,7 +82,7 @@ class KVCache:
         return (part for layer in self.layers for part in layer.parts.values())
 
     def cut(self, length: int) -> None:
-        """Forget positions from `length` on, also in layers that an interrupted pass had reached."""
+        """Forget the positions from `length` on in all layers, also if an interrupted pass has reached only some of them."""
         for part in self._parts:
             part.length = part.before + length
 

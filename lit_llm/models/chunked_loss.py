@@ -1,8 +1,10 @@
-"""A loss of rows of logits in chunks: the product with the output matrix, the loss and its gradient, C rows at a time.
+"""A loss that is a sum over tokens, computed in chunks: logits, loss and gradients of C tokens at a time.
 
-A `RowLoss` defines the loss of a row: cross-entropy here, distillation in `lit_llm.models.distillation_loss`. Both share the
-buffers, chunks, autocast, sums and gradients. Letters as in `lit_llm.models.loss`: N rows, d width, V vocabulary rows of W
-including padding (with `VocabularyShards`: of this rank's shard), C rows of a chunk, R rows of a block of its softmax.
+A token is a row of the hidden states h, of the logits h Wᵀ and of the targets. A `RowLoss` defines the loss of a row:
+cross-entropy here, distillation in `lit_llm.models.distillation_loss`. Both share the buffers, chunks, autocast, sums and
+gradients of this file. Letters as in `lit_llm.models.loss`: N rows, d width, V vocabulary rows of the output matrix W including
+padding (with `VocabularyShards`: of this rank's shard), C rows of a chunk, R rows of a block of its softmax. The sum dtype is
+fp32, or fp64 if W is fp64.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from lit_llm.core.memory import SOFTMAX_NUMEL
 class VocabularyShards(NamedTuple):
     """States that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
 
-    Every rank of the group must call with the same ``hidden``, ``targets`` and settings. The caller must sum the gradient of
-    ``hidden`` over the group: each rank has only the *partial sum* through its own columns. The gradient of ``weight`` is
-    complete for this rank's rows. All tensors are plain ones, not DTensors.
+    Every rank of the group must call the loss with the same ``hidden``, ``targets`` and settings. The caller must sum the
+    gradient of ``hidden`` over the group: each rank has only the *partial sum* through its own columns. The gradient of
+    ``weight`` is complete for this rank's rows. All tensors are plain ones, not DTensors.
     """
 
     group: dist.ProcessGroup
@@ -36,7 +38,10 @@ class VocabularyShards(NamedTuple):
 def checked_rows(
     hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check the arguments; return hidden (N, d), weight, targets (N,) and a mask of the targets that count, (N,) bool."""
+    """Check the arguments of a loss, as `lit_llm.models.loss.cross_entropy` describes them and their errors.
+
+    Returns hidden (N, d), weight, targets (N,) with 0 in the place of -100, and a mask of the other targets, which count, (N,).
+    """
     check(hidden, weight, targets, vocab_size, shards)
     targets = targets.reshape(-1)
     counted = targets != IGNORED
@@ -47,7 +52,7 @@ def checked_rows(
 
 
 def real_columns(weight: Tensor, vocab_size: int, shards: VocabularyShards | None) -> int:
-    """Return the number of leading columns of h Wᵀ that are not padding. With `shards` it may be 0."""
+    """Return the number of leading columns of this rank's h Wᵀ that are not padding: 0 if its shard is all padding."""
     return vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
 
 
@@ -62,7 +67,7 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shar
 
 
 def _check_range(targets: Tensor, vocab_size: int) -> None:
-    """Check all targets on every rank, so that all ranks raise."""
+    """Raise IndexError (on CUDA, a device-side assert) for a target beyond the vocabulary. All ranks raise: each checks all."""
     if targets.device.type == "cpu":
         wrong = targets[(targets < 0) | (targets >= vocab_size)]
         if len(wrong):
@@ -72,10 +77,10 @@ def _check_range(targets: Tensor, vocab_size: int) -> None:
 
 
 class RowLoss(Protocol):
-    """The loss of each row, and its gradient with respect to the row of h Wᵀ, as if every row counted."""
+    """Computes the loss of each row and its gradient with respect to that row of h Wᵀ, also for rows that do not count."""
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
-        """Allocate temporary memory, (n, rows, …), for this many rows of a product (C, V)."""
+        """Allocate n temporary buffers, (n, rows, …), for calls with up to `rows` rows of a product (C, V)."""
 
     def __call__(
         self, product: Tensor, targets: Tensor, rows: slice, scratch: Tensor, *, need_gradient: bool
@@ -83,9 +88,11 @@ class RowLoss(Protocol):
         """Return loss and NLL of R rows, (R, 1), in the sum dtype; the same bits on every rank of a split vocabulary.
 
         Args:
-            product: (R, V) rows of h Wᵀ in the compute dtype; overwritten by the gradient of the loss with respect to them.
+            product: (R, V) rows of h Wᵀ in the compute dtype. With `need_gradient`, the gradient of the loss with respect to
+                these rows replaces them; without, they may be overwritten by anything.
             targets: (R, 1) int64 in [0, vocab_size), also in ignored rows.
             rows: which of the N rows these are.
+            scratch: (n, R, …), a part of the buffers of `scratch`.
         """
 
 
@@ -98,7 +105,8 @@ def chunked_loss(
     are not needed (``no_grad``, frozen weight) are not computed.
 
     Args:
-        hidden, weight, targets, counted: as `checked_rows` gives them.
+        hidden, weight, targets, counted: the results of `checked_rows`.
+        chunk_size: C.
     """
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         sums: tuple[Tensor, Tensor, Tensor] = _ChunkedLoss.apply(hidden, weight, targets, counted, row_loss, chunk_size)
@@ -225,7 +233,7 @@ def _forward(
 
 @dataclass(frozen=True)
 class CrossEntropyRows:
-    """The cross-entropy of each row; see `lit_llm.models.loss.cross_entropy`."""
+    """The cross-entropy of each row; see `lit_llm.models.loss.cross_entropy`. `columns` is the result of `real_columns`."""
 
     columns: int
     softcap: float | None = None
@@ -283,7 +291,7 @@ def _sharded_softmax(
     p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
     shards: VocabularyShards,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the target's logit, its log-probability, and the logsumexp of each row, (R, 1): the same on every rank."""
+    """Return for each row the target's logit, its log-probability, and the row's logsumexp, (R, 1) each, equal on all ranks."""
     # In a shard of padding only, the largest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
     top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
     torch.sub(z, top, out=p).exp_()

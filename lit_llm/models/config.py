@@ -41,7 +41,7 @@ class Mistake(NamedTuple):
 class GPTConfig:
     """The model's architecture.
 
-    With the defaults a small model learns more per token than GPT-2's (docs/evidence/measurements.md).
+    With the defaults, a small model learns more per token than with GPT-2's settings (docs/evidence/measurements.md).
     """
 
     n_layer: Annotated[int, whole(1, 4096)] = 6
@@ -209,7 +209,7 @@ class GPTConfig:
         return self.n_layer + self.predict_ahead
 
     def layer(self, index: int) -> LayerSettings:
-        """The settings of block `index`. Patterns continue through the blocks of `predict_ahead`."""
+        """Return the settings of block `index`. The patterns of `layers` repeat through the blocks of `predict_ahead`, too."""
 
         def of(name: str, default: Any) -> Any:
             pattern = (self.layers or {}).get(name)
@@ -233,7 +233,7 @@ class GPTConfig:
 
     @property
     def hidden_std(self) -> float:
-        """Initial standard deviation of hidden matrices other than `residual_std`'s. With base_width it falls with √width."""
+        """Initial standard deviation of blocks' matrices but `residual_std`'s: init_std / √(first of `size_ratios`, or 1)."""
         width, _ = self.size_ratios or (1.0, 1.0)
         return self.init_std / math.sqrt(width)
 
@@ -426,11 +426,12 @@ class GPTConfig:
                 yield Mistake(problem, f"--model.{name.split('.')[0]}")
 
     def flops_per_token(self, length: int | None = None) -> float:
-        """Training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) of each block (full-attention convention).
+        """Return the training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) for each block's attention.
 
-        H * h is d unless head_dim is set; with latent attention h is the mean width of a head's keys and values. N_matmul
-        counts every matrix in a matrix product: a tied head once, an embedding look-up not at all, and of experts those that
-        compute a token. Each token of `predict_ahead` has a block, a projection of 2 d² and the head once more. The forward
+        T is `length`, or block_size if it is None. Scores that the causal mask hides count. H * h is d unless head_dim is set;
+        with latent attention h is the mean width of a head's keys and values. N_matmul is the number of elements of all
+        matrices in matrix products: a tied head counts once, an embedding look-up not at all, and of the experts those that
+        compute a token. Each token of `predict_ahead` adds a block, a projection of 2 d² and the head once more. The forward
         pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
@@ -452,7 +453,7 @@ class GPTConfig:
         return sum(self.layer(i).experts for i in range(self.n_blocks))
 
     def _active_widths(self) -> Iterator[int]:
-        """Hidden width that computes a token, for each block."""
+        """Yield for each block the width of its MLP, or the total width of the experts that compute a token."""
         for i in range(self.n_blocks):
             if self.moe is not None and self.layer(i).experts:
                 yield self.moe.top_k * self.moe.width(self.hidden_width) + self.moe.width_of_shared(self.hidden_width)
@@ -461,7 +462,7 @@ class GPTConfig:
 
     @property
     def idle_parameters(self) -> int:
-        """Number of parameters of the experts that do not compute a token."""
+        """Number of parameters that a token does not use: those of the experts that its routers do not choose."""
         if self.moe is None:
             return 0
         moe, matrices = self.moe, 3 if self.gated else 2
@@ -486,7 +487,7 @@ _NEEDS: dict[str, tuple[str, Callable[[GPTConfig], bool]]] = {
 
 
 def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
-    """Mistakes of numbers outside their ranges in a group of settings, by field."""
+    """Return {field: mistake} for each number of a group of settings that is outside its range. `key`: name of the group."""
     cls: type = type(settings)
     domains = ranges_of(cls)
     sentences = {name: domain.sentence(f"{key}.{name}", getattr(settings, name)) for name, domain in domains.items()}
@@ -494,7 +495,7 @@ def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)
-"""The range of each number of a model, by field, alone and in `layers`. The upper bounds of sizes exceed any model's."""
+"""{field: its range} for each number of a model, alone and in patterns of `layers`. Upper bounds exceed any model's sizes."""
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

@@ -46,7 +46,7 @@ class Architecture:
 
     @classmethod
     def of(cls, parsed: Any) -> Architecture | None:
-        """Return the architecture of the parsed group: a namespace of `class_path` and `init_args`, or None."""
+        """Return the architecture for a recipe's parsed group: a namespace of `class_path` and `init_args`. None: None."""
         if parsed is None:
             return None
         values = parsed.as_dict()
@@ -109,7 +109,10 @@ class Architecture:
         return module
 
     def problems(self, model: GPTConfig, chunk_size: int | None, compute: Any) -> list[str]:
-        """Every reason known without the data why a recipe cannot train this architecture, one sentence each."""
+        """Return every reason known without the data why a recipe cannot train this architecture, one sentence each.
+
+        `chunk_size` is the recipe's `loss.chunk_size`, and `compute` its `ComputeConfig`.
+        """
         problems = []
         try:
             self.load()
@@ -163,7 +166,7 @@ def blocks_problem(class_path: str, names: list[str]) -> str:
 
 
 def architecture_layout_problems(class_path: str, tensor_parallel: int, context: int) -> list[str]:
-    """Return why ranks cannot share a custom model in these ways, one sentence each."""
+    """Return one sentence for each of the two sizes, in ranks, that is above 1, because a custom model supports neither."""
     sizes = {"tensor_parallel": tensor_parallel, "context": context}
     return [
         f"{name}={size} works with lit_llm's GPT only, not with {class_path}; use shards "
@@ -174,7 +177,8 @@ def architecture_layout_problems(class_path: str, tensor_parallel: int, context:
 
 
 def class_problem(key: str, value: Any) -> str | None:
-    """Why the class named in the group `architecture` cannot be used; None if it can, and for other keys."""
+    """Return why a setting of a recipe names a class that cannot be used; None if the class can be used, if `key` is not
+    architecture, or if `value` is not a class path."""
     if key != "architecture" or not isinstance(value, str):
         return None
     try:
@@ -185,7 +189,7 @@ def class_problem(key: str, value: Any) -> str | None:
 
 
 class CustomModel(nn.Module):
-    """Wraps a user's module for `LanguageModel`: logits become `LossSums`. Parameter names start with `network`.
+    """Wraps a user's module for `LanguageModel`: given targets, it returns `LossSums`. Parameter names start with `network`.
 
     Raises:
         UserError: if the vocabulary size is unknown, the module cannot be built, or its `blocks` is not an nn.ModuleList.

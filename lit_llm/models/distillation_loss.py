@@ -1,4 +1,4 @@
-"""Distillation from hidden states: cross-entropy, mixed with the divergence from a teacher's most likely ids.
+"""Distillation from hidden states: cross-entropy, mixed with the divergence from a teacher's probabilities of its top ids.
 
 At each position, the teacher gives k ids with their probabilities p_1, …, p_k at the temperature τ. All other ids form one more
 class: the teacher's probability of it is p_R = 1 − Σ p_i, the student's is q_R. With the student's logits z:
@@ -11,8 +11,8 @@ With k = V, p_R is 0 and KL compares the whole distributions. The gradients of l
 
     ∂KL / ∂z_i = (q_i − p_i) / τ        ∂KL / ∂z_j = r_j (q_R − p_R) / τ,  r = softmax of z / τ over the ids beyond alone
 
-q_R is computed as a sum over the other ids, because 1 − Σ q_i would cancel. Letters as in `lit_llm.models.chunked_loss`. In the
-code, "beyond" and "rest" mean the ids beyond the teacher's k.
+q_R is computed as a sum over the other ids, because 1 − Σ q_i would lose digits. Letters as in `lit_llm.models.chunked_loss`.
+In the code, "beyond" and "rest" mean the ids beyond the teacher's k.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class TeacherLogits(NamedTuple):
     """The teacher's most likely ids for each target."""
 
     ids: Tensor
-    """(..., k) integers in [0, vocab_size), all different."""
+    """(..., k) integers in [0, vocab_size), all different at one position. The leading dimensions are those of the targets."""
     logp: Tensor
-    """(..., k) log-probabilities of the ids, below 0. Where the first is 0, there is no teacher, and KL is 0. If rounding makes
-    the sum of the probabilities exceed 1, they are scaled to a sum of 1; with k = V they always are."""
+    """(..., k) log-probabilities of the ids, below 0. Where the first of k is 0, there is no teacher, and KL is 0. If rounding
+    makes the sum of k probabilities exceed 1, the loss scales them to a sum of 1; with k = V it always does."""
     temperature: float
     """τ of these probabilities."""
     weight: float
@@ -40,7 +40,7 @@ class TeacherLogits(NamedTuple):
 
 
 class DistillationRows:
-    """The loss of each row, a `RowLoss`. `means` may be called after the loss is computed."""
+    """The `RowLoss` of distillation. `columns` is the result of `real_columns`. `means` must be called after the loss."""
 
     def __init__(
         self, teacher: TeacherLogits, vocab_size: int, columns: int, softcap: float | None, shards: VocabularyShards | None
@@ -59,7 +59,7 @@ class DistillationRows:
         return product.new_empty(1 + len(self.temperatures), rows, product.shape[1] + 1, dtype=dtype)
 
     def means(self, counted: Tensor) -> Tensor:
-        """Return (1, 2): the sum of KL over the counted positions (N,), and the number of counted positions with a teacher."""
+        """Return (1, 2): the sum of KL over the `counted` positions, (N,) bool, that have a teacher, and their number."""
         counts = self.is_known[:, 0] & counted
         return torch.stack(((self.divergence[:, 0] * counts).sum(), counts.sum()))[None]
 

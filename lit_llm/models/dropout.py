@@ -34,27 +34,27 @@ SITES = (
         "mlp.project",
     ),  # LoRA's
 )
-"""The places of a block that drop values."""
+"""The sites: names of the places in a block that drop values. Other functions take a site as its index here."""
 ELEMENTS = 2**20  # approximate number of mask elements in memory at a time: 8 MB
 
 _A, _B = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # odd, with random bits: 2⁶⁴ / golden ratio; splitmix64's
 
 
 class Drops(NamedTuple):
-    """The numbers from which the masks of a forward pass, or of one block, are computed. `Drops.of` selects the block."""
+    """The numbers from which the masks of a forward pass are computed; those that `Drops.of` returns are for one block."""
 
     keys: Tensor
-    """(L + 1, sites) int64; the last row is the embedding's. For one block: (sites,)."""
+    """(L + 1, sites) int64: a number for each block and site; the last row is the embedding's. For one block: (sites,)."""
     rows: Tensor
-    """(B, T) int64: a number for each row and position."""
+    """(B, T) int64: a number for each sequence of the batch and each of this rank's positions."""
     all_rows: Tensor
     """(B, S) int64: the numbers of all positions of the sequence, also if ranks share it."""
     queries: Tensor
-    """(B, T") int64: the numbers of the queries whose attention this rank computes. If ranks share heads: of all positions."""
+    """(B, queries) int64: numbers of queries whose attention this rank computes: `rows`, or with shared heads `all_rows`."""
     stream: Tensor
-    """(B, T') int64: the numbers of this rank's positions of the residual stream: `rows`, or a part with tensor parallelism."""
+    """(B, positions) int64: numbers of this rank's positions in the residual stream: `rows`, or (tensor parallelism) a part."""
     numbers: Tensor
-    """(n,) int64: a number for each channel, head, and position of a key."""
+    """(n,) int64: the number at index i belongs to channel i, to head i, and to a key at position i."""
 
     def of(self, layer: int) -> Drops:
         """Return the `Drops` of one block; -1: of the embedding."""
@@ -82,8 +82,8 @@ def make_drops(seed: Tensor, *, layers: int, batch: int, positions: Tensor, widt
     """Return the `Drops` of a micro-batch. The host does not wait for the device.
 
     Args:
-        seed: scalar int64, from 0 on.
-        layers: L of the whole model.
+        seed: scalar int64, not negative.
+        layers: L, the number of all blocks of the model.
         positions: (T,) int64: the positions of the whole sequence, on this rank's device.
         width: upper bound of channels, of heads, and of positions of the whole sequence.
     """
@@ -100,10 +100,10 @@ def drop(x: Tensor, rate: float, drops: Drops | None, site: int, *, stream: bool
     """Zero a share of (B, T, d) values in expectation, and divide the others by 1 - rate.
 
     Args:
-        drops: the block's. None: nothing is dropped.
+        drops: the `Drops` of one block. None: nothing is dropped.
         site: index in `SITES`.
-        stream: x has the positions of `Drops.stream`; False: of `Drops.rows`.
-        first: number of the first channel, if x is a part of the channels.
+        stream: whether the positions of x are those of `Drops.stream`; False: they are those of `Drops.rows`.
+        first: number of the first channel of x, which is above 0 if another rank has the channels before it.
     """
     if drops is None or rate == 0:
         return x
@@ -112,11 +112,12 @@ def drop(x: Tensor, rate: float, drops: Drops | None, site: int, *, stream: bool
 
 
 def drop_weights(drops: Drops | None, rate: float, heads: int, keys: int, *, first_head: int = 0) -> WeightDrops | None:
-    """Return the `WeightDrops` of a block; None if nothing is dropped.
+    """Return the `WeightDrops` for the attention of a block; None if nothing is dropped.
 
     Args:
-        heads: number of query heads on this rank, from `first_head` on.
-        keys: S, from the first position of the sequence on.
+        drops: the `Drops` of the block. None: nothing is dropped.
+        heads: number of query heads on this rank, whose numbers begin at `first_head`.
+        keys: S; the keys are at the first S positions of the sequence.
     """
     if drops is None or rate == 0:
         return None
@@ -141,8 +142,9 @@ def kept(rows: Tensor, columns: Tensor, rate: float) -> Tensor:
     """Return a mask (…, n) bool of the values that are kept.
 
     Args:
-        rows: (…) int64, hashed by `hashed`.
-        columns: (n,) int64.
+        rows: (…) int64, results of `hashed`.
+        columns: (n,) int64, numbers of channels or of keys.
+        rate: probability of dropping a value.
     """
     return rows[..., None] * columns >= round(rate * 2**64) - 2**63  # products wrap around
 

@@ -23,20 +23,23 @@ class ExpertShard(NamedTuple):
     ranks: int
     gradient_scale: float
     """Factor of the experts' gradients: tensor_parallel / ranks. FSDP2 averages an expert's gradient over the ranks that hold
-    it, and other gradients over shard · context ranks. The factor makes both the same mean. It is exact for powers of two."""
+    the expert, and other gradients over shard · context ranks. The factor turns the first mean into the second. It causes no
+    rounding if it is a power of two."""
 
 
 class Dispatch:
     """Sends the rows of one layer and micro-batch to the ranks that have their experts, and the experts' outputs back.
 
-    An expert's rows are in the order of ranks, then of each rank's tokens. The host must know how many rows each rank gets, so
-    it waits for a GPU, once for each layer and micro-batch. A recomputation does not wait again.
+    An expert gets the rows of rank 0, then those of rank 1, and so on, each rank's in the order of its tokens. The host must
+    know how many rows each rank gets, so it waits for a GPU, once for each layer and micro-batch. A recomputation does not wait
+    again.
 
     Args:
         ends: (E,) int32: where the rows of each expert end among this rank's M rows, which are sorted by expert.
+        rows: M.
 
     Attributes:
-        ends: (E / n,) int32: where the rows of each expert of this rank end among the R rows that its experts get.
+        ends: (E / n,) int32: where the rows of each expert of this rank end among the R rows that this rank's experts get.
     """
 
     def __init__(self, shard: ExpertShard, ends: Tensor, rows: int) -> None:
@@ -113,7 +116,9 @@ class Reordered(Function):
 
 @torch.library.custom_op("lit_llm::row_numbers", mutates_args=())
 def row_numbers(counts: Tensor, coming: Tensor) -> Tensor:
-    """(n, E / n) twice → (2, n) on the host: the rows that go to each rank, and those that come from it.
+    """Return (2, n) on the host: how many rows this rank sends to each rank, and how many it gets from each.
+
+    `counts` and `coming`, (n, E / n) each, have these numbers for each expert of the rank that gets the rows.
 
     This is a custom operator, so that a recomputation reuses its saved result (`activation_checkpointing.recompute_block`).
     """

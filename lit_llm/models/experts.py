@@ -30,7 +30,7 @@ class StackedLinear(nn.Module):
     """A linear layer for each expert, all in one parameter."""
 
     is_stacked = True
-    """`lit_llm.optim.parameter_groups` reads it: `weight` is E matrices, and `bias` E vectors."""
+    """Tells `lit_llm.optim.parameter_groups` that `weight` is a stack of E matrices, and `bias` a stack of E vectors."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class StackedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router, the experts that it chooses from, and shared experts as one MLP."""
+    """A mixture of experts: the router, the experts that it chooses from, and the shared experts as one MLP."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Experts(nn.Module):
         return out, None if counted is None else self.router.sums(routing, counted)
 
     def _compute(self, x: Tensor, ends: Tensor) -> Tensor:
-        """(M, d) sorted by expert → (M, d)."""
+        """Apply each expert to its rows, which `ends` bounds as in `StackedLinear`: (M, d) → (M, d)."""
         up = self.up(x, ends)  # (M, f)
         hidden = self.activate(up) if self.gate is None else self.activate(self.gate(x, ends)) * self.activate.gated(up)
         return self.project(hidden, ends)
@@ -154,7 +154,7 @@ def _outer_of_each(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
 
 
 def _can_be_grouped(*matrices: Tensor) -> bool:
-    """Whether `F.grouped_mm` takes these: bf16, or fp32 on a CPU; rows at multiples of 16 bytes."""
+    """Whether `F.grouped_mm` accepts these matrices: bf16, or fp32 on a CPU, with rows at multiples of 16 bytes."""
     first = matrices[0]
     kinds = (torch.bfloat16, torch.float32) if first.device.type == "cpu" else (torch.bfloat16,)
     return first.dtype in kinds and all(

@@ -71,7 +71,7 @@ class MoEConfig:
         return block >= self.first_dense and (block + 1 - self.first_dense) % self.every == 0
 
     def problems(self, n_layer: int | None) -> Iterator[tuple[str, str]]:
-        """(sentence, flags) for each rule between the settings that is broken. Numbers are within their ranges.
+        """Yield (sentence, flags that mend it) for each broken rule between the settings, each of which must be in its range.
 
         Args:
             n_layer: number of blocks of the model. None: a pattern of `GPTConfig.layers` says which blocks have experts.
@@ -113,4 +113,4 @@ class MoEConfig:
 
 
 MOE_DOMAINS = ranges_of(MoEConfig)
-"""The range of each number, by field."""
+"""{field: its range} for each number in MoEConfig."""

@@ -25,7 +25,7 @@ from lit_llm.models.rotary import RotaryTable
 from lit_llm.tokenizers import Tokenizer
 
 _NONE = -1
-"""Stands for a token where none can be chosen."""
+"""The id that `_chosen` returns if no id can be chosen, because logits are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Sampling:
     """Settings for drawing the next token.
 
     Args:
-        temperature: divides the logits; 0 always takes the most likely id. Smaller ones than 0.001 would make the logits
-            overflow.
+        temperature: divides the logits; 0 always takes the most likely id. Others below 0.001 are refused, because the logits
+            would overflow.
         top_k: keep the k most likely ids; None keeps all.
         top_p: keep the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None keeps all.
         seed: seed of the draws, which are equal on every device.
@@ -53,7 +53,7 @@ class Sampling:
         refuse(filter(None, problems))
 
     def numbered(self, number: int) -> Sampling:
-        """Return these settings for one of several texts. Each text has its own seed; text 0 keeps this one."""
+        """Return these settings for text `number` of several, with a seed of its own. Text 0 keeps the seed `self.seed`."""
         drawn = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
         return replace(self, seed=int.from_bytes(drawn, "little", signed=True)) if number else self
 
@@ -78,7 +78,7 @@ class Texts:
     """Texts that a model continues. Their keys and values are cached, and reused for texts with the same beginning.
 
     Shorter texts are padded on the left. The padding is a document of its own, which no text sees. Tensor-parallel, pipelined
-    and custom models have no cache: they compute all positions of each text again.
+    and custom models have no cache: they compute all positions of each text again, as all models do without `use_cache`.
     """
 
     def __init__(self, model: GPT | CustomModel, *, use_cache: bool = True) -> None:
@@ -131,7 +131,8 @@ class Texts:
         self._cache.keep(rows)
 
     def _shared(self, texts: list[list[int]]) -> int:
-        """Number of cached positions that these texts begin with. At least one position remains to be computed."""
+        """Return how many cached positions, from the first on and with padding, are also the first ones of all these texts. The
+        last position never counts, so that the model has one to compute. 0: nothing in the cache can be used."""
         if len(texts) != len(self._cached):
             return 0
         widths = {padding + len(text) for text, padding in zip(texts, self._padding, strict=True)}
@@ -157,7 +158,7 @@ def generate(
     vocab_size: int | None = None,
     use_cache: bool = True,
 ) -> Iterator[int]:
-    """Return an iterator over the ids that continue one prompt. Arguments as in `generate_all`."""
+    """Return an iterator over the ids that continue a prompt. Arguments as in `generate_all`; `sampling` None: `Sampling()`."""
     most, texts, samplings = max_new_tokens, Texts(model, use_cache=use_cache), [sampling or Sampling()]
     ids = generate_all(texts, [prompt], max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=vocab_size)
     return (token for _, token in ids)
@@ -179,12 +180,13 @@ def generate_all(
 
     A prompt and its continuation are one document, even if the prompt has an end-of-document id, which may end a turn.
 
-    When a context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So a token takes O(1) positions on
-    average. Without a cache, each token takes a pass over the whole context.
+    When a context exceeds `block_size`, its older half is dropped and the cache is rebuilt. So the model computes O(1)
+    positions for each new token on average. Without a cache, it computes the whole context for each new token.
 
     Args:
-        samplings: one for each prompt.
         texts: the model, and its cache of earlier texts.
+        prompts: the ids of each prompt, at least one id each.
+        samplings: the settings of each prompt.
         vocab_size: only ids below it are sampled, because the tokenizer cannot decode others. Published models may have more.
             None: all ids of the model.
     """
@@ -241,7 +243,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
     An empty prompt without BOS becomes the end-of-document id, after which documents start.
 
     Args:
-        prefix: ids to start with instead of BOS, such as those of `lit_llm.runs.saved_run`.
+        prefix: ids to start with instead of BOS, as `SavedRun.prompt_start` has them. Empty: BOS, if the tokenizer has one.
 
     Raises:
         UserError: if there is no id to start from, or the tokenizer does not know one of `prefix`.
@@ -263,7 +265,8 @@ def end_id(tokenizer: Tokenizer, model: GPTConfig) -> int | None:
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text that each id adds, then the rest. A token may end inside a character, which is then held back."""
+    """Yield for each id the text that it adds, and at the end what was held back: if a token ends inside a character, that
+    character's text waits for the tokens that complete it."""
     known: list[int] = []
     given = ""
     for token in ids:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The inputs of embedding and blocks for one batch, beside activations.
+    """What the embedding and the blocks need for one batch, beside activations: ids, positions, rotations and masks.
 
     T includes padding, because ranks that share a sequence, or split it for norms, need equal parts. With `shard`, T is the
     number of this rank's positions, which may not be contiguous.
@@ -54,7 +54,7 @@ class View:
     whole_ids: Tensor
     """(B, length) int64, the ids of the whole sequence without padding."""
     documents: Tensor | None
-    """Document numbers of the whole sequence, padded. None: unknown, or not used."""
+    """(B, length + padding) document numbers of the whole sequence. None: each sequence is one document."""
     positions: Tensor
     """(1, T) int64, or (B, T) where they restart in each document."""
     rotations: list[Rotation]
@@ -64,7 +64,7 @@ class View:
     drops: Drops | None = None
     """The numbers from which dropout masks are computed. None: nothing is dropped."""
     shard: SequenceShard | None = None
-    """Set if ranks share the sequence."""
+    """How ranks share the sequence. None: this rank has whole sequences."""
     counted: Tensor | None = None
     """(B, T) bool: the positions whose targets count, for the sums of routers. None: no sums."""
     router_sums: list[RouterSums] = field(default_factory=list)
@@ -76,9 +76,9 @@ class View:
         return self.whole_ids.size(1)
 
     def ahead(self, targets: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the token k after each position, and as targets the tokens that follow these: (B, length) each.
+        """Return (ids, targets), (B, length) each: for each position the token k positions later, and the token after that one.
 
-        Targets behind the end of the sequence, and of tokens in another document than the position, are ignored.
+        The target is -100 if the token k positions later is beyond the sequence, or in another document than the position.
 
         Args:
             targets: (B, length), the next token of each position.
@@ -175,12 +175,12 @@ class GPT(nn.Module):
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:
-        """The configuration's ratios, by which `lit_llm.optim.optimizer_of` scales learning rates."""
+        """`GPTConfig.size_ratios`, by which `lit_llm.optim.optimizer_of` scales learning rates."""
         return self.config.size_ratios
 
     @property
     def routers(self) -> list[Router]:
-        """The routers of the blocks with experts, in their order."""
+        """The routers of the blocks with experts, in the order of the blocks."""
         return [block.mlp.router for block in self.blocks if isinstance(block.mlp, Experts)]
 
     @property
@@ -245,7 +245,7 @@ class GPT(nn.Module):
         """Make the `View` of a batch. Arguments as in `forward`.
 
         Args:
-            shard: take only this rank's positions of the sequence.
+            shard: how ranks share the sequence; the view then has only this rank's positions. None: it has all positions.
         """
         config = self.config
         start = 0 if cache is None else cache.length
@@ -280,7 +280,7 @@ class GPT(nn.Module):
         return View(input_ids, whole_ids, documents, positions, rotations, sees, drops, shard)
 
     def counting(self, view: View, targets: Tensor) -> View:
-        """Return the view with `counted` for the positions that blocks compute on this rank. Without experts it is unchanged.
+        """Return `view` with `View.counted` for the positions that blocks compute on this rank; without experts, `view` itself.
 
         Args:
             targets: (B, T) of the whole sequence.
@@ -300,10 +300,10 @@ class GPT(nn.Module):
         return -length % ((1 if shard is None else shard.multiple) * self._norm_ranks)
 
     def own_positions(self, values: Tensor, fill: int) -> Tensor:
-        """Take the values at the positions whose targets this rank has from (B, T, …) values of whole sequences.
+        """Return from values of whole sequences, (B, T, …), those at this rank's positions. Without `sequence_shard`: all.
 
         Args:
-            fill: the value at added positions, which make the ranks' parts equal.
+            fill: the value at positions that are added so that all ranks have equally many.
         """
         if (shard := self.sequence_shard) is None:
             return values
@@ -319,7 +319,7 @@ class GPT(nn.Module):
         """Number of positions that the residual stream has on this rank between blocks, for a sequence of `length`.
 
         Args:
-            split: forward has targets, so ranks share the sequence if `sequence_shard` is set.
+            split: whether forward gets targets, since only then ranks share the sequence, if `sequence_shard` is set.
         """
         shard = self.sequence_shard if split else None
         ranks = self._norm_ranks * (1 if shard is None else shard.ranks)
@@ -347,7 +347,8 @@ class GPT(nn.Module):
         return drops._replace(stream=drops.rows.chunk(shards.group.size(), dim=1)[shards.group.rank()])
 
     def embed(self, view: View) -> Tensor:
-        """(B, T, d): the input of the first block; under tensor parallelism (B, T / ranks, d) until the last norm."""
+        """Return the input of the first block, (B, T, d). Under tensor parallelism, it and the outputs of all blocks are
+        (B, T / ranks, d)."""
         x = self._look_up(view.input_ids)
         if self.positions is not None:
             x = x + self.positions(view.positions)  # (1, T, d) or (B, T, d)
@@ -365,7 +366,8 @@ class GPT(nn.Module):
         layers: range | None = None,
         later: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, d) → (B, T, d): the blocks of `layers`, or all but those that predict ahead. `later`: see `Block.forward`."""
+        """Run the blocks with these numbers (None: all but those that predict ahead): (B, T, d) → (B, T, d). `later`: as in
+        `Block.forward`."""
         for i in range(self.config.n_layer) if layers is None else layers:
             table = self.rotary_of[i]
             rotation = None if table is None else view.rotations[table]
@@ -384,10 +386,11 @@ class GPT(nn.Module):
         return x
 
     def finish(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:
-        """(B, T, d) from the last block → logits, or the sums of the loss; in training with the losses of further tokens.
+        """Return for x, (B, T, d) from the last layer, logits, or with targets the sums of the loss.
 
-        The k-th further token is predicted from the token k after each position, and from the output of the block that
-        predicted the token before it. Each further token has its own block; embedding, last norm and head are the model's.
+        In training, these sums include the losses of the tokens of `predict_ahead`. The k-th of these tokens is predicted from
+        the token k positions after each position, and from the output of the block that predicted the token before. Each k has
+        its own block; embedding, last norm and head are the model's.
         """
         sums, n_layer = self._head(x, view, targets, loss), self.config.n_layer
         if targets is None or not self.training or not self.config.predict_ahead:
@@ -426,7 +429,7 @@ class GPT(nn.Module):
 
 
 def without_ahead(weights: dict[str, T], config: GPTConfig) -> dict[str, T]:
-    """Return the weights without those of the blocks that predict ahead."""
+    """Return the entries of `weights`, by parameter name, without those of the blocks that predict ahead."""
     left_out = tuple(f"blocks.{i}." for i in range(config.n_layer, config.n_blocks))
     return {name: weight for name, weight in weights.items() if not name.startswith(left_out)}
 

@@ -107,7 +107,7 @@ class LatentAttention(nn.Module):
         return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def _from_latents(self, q: Tensor, kept: Tensor, see: Visibility) -> Tensor:
-        """Attention of few new positions without the keys and values of earlier ones: (B, H, T, r + n) → (B, T, H·v).
+        """Attend from few new positions without computing earlier keys and values: q (B, H, T, r + n) → (B, T, H·v).
 
         A score is q·(W latent) = (Wᵀ q)·latent, so all heads attend to the latents themselves, and the value's projection
         follows (section 2.1.2). The weighted sum contains the rotary keys too, which are cut off.

@@ -36,7 +36,8 @@ class LatentConfig:
         return self.nope_head_dim + self.rope_head_dim
 
     def widths(self, n_head: int) -> tuple[int, ...]:
-        """Input widths of the projections inside attention, without those that read the residual stream."""
+        """Return the input widths of those projections that do not read the residual stream: of the query latent (1 if there is
+        none), of the latent of keys and values, and of the heads' outputs."""
         return self.query_rank or 1, self.kv_rank, n_head * self.value_head_dim
 
     def matrices(self, n_embd: int, n_head: int) -> int:
@@ -47,7 +48,8 @@ class LatentConfig:
         return of_queries + shared + of_keys_and_values + n_head * self.value_head_dim * n_embd
 
     def problems(self, model: Any) -> Iterator[tuple[str, str]]:
-        """(sentence, flags) for each setting that latent attention cannot be combined with. Numbers are within ranges."""
+        """Yield (sentence, flags that mend it) for each setting of `model`, a `GPTConfig`, that cannot be combined with latent
+        attention. Each number must be within its range."""
         if self.rope_head_dim % 2:
             yield (
                 f"model.latent.rope_head_dim is {self.rope_head_dim}, but rotary positions need an even number",

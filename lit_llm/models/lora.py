@@ -90,7 +90,8 @@ class LoRALinear(Adapted, DropsInputs):
     """y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ.
 
     Args:
-        name: the layer's name in its block: one of `dropout.SITES`, or a name below mlp.shared, a block's only MLP then.
+        name: the layer's name in its block, which names the site of its dropout in `dropout.SITES`. A layer of shared experts,
+            mlp.shared.X, has the site mlp.X, because its block has no other MLP.
     """
 
     def __init__(self, linear: nn.Linear, config: LoRAConfig, name: str) -> None:
@@ -171,12 +172,13 @@ def layer_name(name: str, layer: Layer) -> str:
 
 
 def target_problems(config: LoRAConfig, model: GPTConfig) -> list[str]:
-    """Return a sentence for each target that a valid model does not have, or that cannot have the adapters' dropout."""
+    """Return a sentence for each target that the model does not have, and one if there is a dropout and the targets include
+    routers or routed experts, whose adapters have none. The model must be valid."""
     return _target_problems(config, _linear_layers(_on_meta(model)))
 
 
 def rank_problem(config: LoRAConfig, model: GPTConfig) -> str | None:
-    """Return a sentence if the adapters' rank is above the rank of the smallest targeted matrix of a valid model."""
+    """Return a sentence if the adapters' rank exceeds the shorter side of a targeted matrix. The model must be valid."""
     named = {layer_name(name, layer): layer for name, layer in _linear_layers(_on_meta(model)).items()}
     layers = {name: layer for name, layer in named.items() if _is_target(name, layer, config)}
     if not layers:
@@ -229,7 +231,8 @@ def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[s
 
 
 def _endings(layer: str) -> list[str]:
-    """Return the targets that mean a layer, such as `up`, `shared.up` and `mlp.shared.up`. `up` means no routed experts."""
+    """Return all targets that select a layer: for mlp.shared.up these are `up`, `shared.up` and `mlp.shared.up`. The last name
+    alone does not select routed experts: mlp.experts.up has `experts.up` and `mlp.experts.up`."""
     names = layer.split(".")
     endings = [".".join(names[start:]) for start in reversed(range(len(names)))]
     return endings[1:] if "experts" in names else endings
@@ -248,19 +251,19 @@ def reset_adapters(model: nn.Module) -> None:
 
 
 class MergedTensor:
-    """A frozen weight plus the update of its adapter, in fp32. Indexing reads and computes only the box that is asked for.
+    """A frozen weight plus the update of its adapter, in fp32. Indexing by slices reads and computes only these slices.
 
     Args:
-        weight: (o, i), or (E, o, i) of experts; a tensor or on disk.
-        a: (r, i) or (E, r, i).
-        b: (o, r) or (E, o, r).
+        weight: (o, i), or (E, o, i) of experts: a tensor, or a tensor on disk with shape, dtype and indexing.
+        a, b: the adapter: (r, i) and (o, r), or (E, r, i) and (E, o, r) of experts.
+        scale: factor of the update.
     """
 
     def __init__(self, weight: Any, a: Tensor, b: Tensor, scale: float) -> None:
         self.weight, self.a, self.b, self.scale = weight, a, b, scale
         self.shape: torch.Size = weight.shape
         self.dtype: torch.dtype = weight.dtype
-        """Dtype of the frozen weight."""
+        """Dtype of the frozen weight. Indexing returns fp32."""
 
     def __getitem__(self, box: Any) -> Tensor:
         whole = (slice(None),)
@@ -271,10 +274,10 @@ class MergedTensor:
 
 
 def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], config: LoRAConfig) -> dict[str, MergedTensor]:
-    """Return the weights that have an adapter, merged with it, by name.
+    """Return by name those weights that have an adapter, merged with it. The other weights are left out.
 
     Args:
-        weights: weights of the frozen model, tensors or on disk.
+        weights: weights of the frozen model by name: tensors, or tensors on disk.
         adapters: `….lora_a` (…, r, i) and `….lora_b` (…, o, r) by name.
 
     Raises:
@@ -304,11 +307,11 @@ def trainable(model: nn.Module) -> tuple[int, int]:
 
 
 def flops_saved(model: GPT) -> float:
-    """FLOPs per token that a step saves, relative to `GPTConfig.flops_per_token`, because matrices are frozen.
+    """Return by how many FLOPs per token a step with LoRA is below `GPTConfig.flops_per_token`; 0 without LoRA.
 
     A frozen matrix needs no gradient of its own: 4 FLOPs per parameter and token instead of 6 (forward, and the gradient of
-    its input). An adapter needs 6; of routed experts, only top_k count. The head counts as frozen, the look-up in the
-    embedding not at all. Zero without LoRA.
+    its input). An adapter needs 6 per parameter; of the adapters of routed experts, only those of top_k experts count. The head
+    counts as frozen, the look-up in the embedding not at all.
     """
     moe = model.config.moe
     adapters = sum(

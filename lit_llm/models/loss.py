@@ -76,8 +76,8 @@ class LossConfig:
 
 
 LossHead = Literal["cross-entropy", "by document", "with a teacher"]
-"""Losses of hidden states that differ in memory and work: `cross_entropy` and `chunked_cross_entropy`; `token_nll`; and
-`chunked_cross_entropy` with a teacher, which is in one chunk if no size is set."""
+"""Names of losses that differ in memory and work. cross-entropy: `cross_entropy` or `chunked_cross_entropy`. by document:
+`token_nll`. with a teacher: `chunked_cross_entropy` with its argument teacher, in one chunk if `loss.chunk_size` is null."""
 
 
 class LossSums(NamedTuple):
@@ -96,17 +96,17 @@ class LossSums(NamedTuple):
     router: RouterSums | None = None
     """Only with experts: the sums of L routers, (L, …), detached. `loss` includes the routers' loss."""
     means: Tensor | None = None
-    """(k, 2): sums for k further means, and their divisors. With `predict_ahead`: `nll` and `count` of the tokens further
-    ahead, whose losses `loss` includes. Without it: the means that the objective names."""
+    """(k, 2): the sum and the divisor of each of k further means. With `predict_ahead` k is 1: NLL and count of the targets
+    further ahead, whose loss `loss` includes. Without it, the objective names the means (`Objective.means`)."""
     documents: Tensor | None = None
-    """Only for preferences: (B, D), the log-probability of each document."""
+    """Only for preferences: (B, D), the log-probability of each of the D documents in a row."""
 
 
 def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> LossSums:
-    """Add the losses of N tokens further ahead: weight / N · their sum. Each loss is a sum over its own targets.
+    """Add to the loss the losses of N tokens further ahead, which are sums over their own targets: weight / N · their total.
 
-    Divided by `count`, this is the loss of DeepSeek-V3 (arXiv 2412.19437, equations 24 and 25): each of the N sums is divided
-    by the number of next tokens, of which each sequence has a few more.
+    The caller divides by the number of next tokens, `count`. As in DeepSeek-V3 (arXiv 2412.19437, equations 24 and 25), this
+    divides the losses further ahead too, although a sequence has a few targets fewer further ahead.
     """
     loss = torch.stack([each.loss for each in ahead]).sum() * (weight / len(ahead))
     nll = torch.stack([each.nll for each in ahead]).sum()
@@ -243,8 +243,8 @@ def chunked_cross_entropy(
     RuntimeError. Gradients that are not needed (``no_grad``, frozen weight) are not computed. The gradient of ``weight`` is
     summed over chunks in float32 (float64 for float64 inputs), regardless of the autocast dtype.
 
-    With ``teacher`` the loss is that of `lit_llm.models.distillation_loss`, without z-loss, and `means` has its KL. Other
-    arguments, result and errors are those of `cross_entropy`.
+    With ``teacher`` the loss is that of `lit_llm.models.distillation_loss`, without z-loss, and `means` has the sum of KL and
+    the number of targets with a teacher. Other arguments, result and errors are those of `cross_entropy`.
     """
     if chunk_size < 1:
         raise UserError(f"chunk_size is {chunk_size}, but must be at least 1 (--loss.chunk_size).")

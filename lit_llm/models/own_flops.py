@@ -43,9 +43,9 @@ _MOST_OPERATIONS = 500
 
 
 def own_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> tuple[float, float]:
-    """FLOPs per token of matrix products and of attention in training, in sequences of `length` tokens.
+    """Return the training FLOPs per token (of matrix products, of attention), in sequences of `length` tokens.
 
-    If they depend on values of tensors, which are unknown, 6 per parameter and 0 are returned.
+    If the module's operations depend on values of tensors, which have none here, the result is (6 · number of parameters, 0).
     """
     return _of_written(architecture.class_path, json.dumps(architecture.init_args), vocab_size, length)
 
@@ -67,7 +67,8 @@ def _of_written(class_path: str, init_args: str, vocab_size: int, length: int) -
 
 
 def _at_length(module: CustomModel, length: int) -> np.ndarray:
-    """The two figures at `length`. For a loop over positions each is a + b·T + c/T: lengths u, 2u, 3u fit it, 4u tests it."""
+    """Return what `_counted` returns at `length`. If the module seems to loop over positions, that would take too long: each
+    figure is then taken to be a + b·T + c/T at length T, fitted at the lengths u, 2u and 3u, and tested at 4u (ValueError)."""
     unit = max(1, min(4, length // 16))
     few, more = _operations(module, unit), _operations(module, 2 * unit)
     if few is None or more is None or length // unit * (more - few) <= _MOST_OPERATIONS:
@@ -81,7 +82,7 @@ def _at_length(module: CustomModel, length: int) -> np.ndarray:
 
 
 def _counted(module: CustomModel, length: int) -> np.ndarray:
-    """FLOPs per token of matrix products and of attention, forward and backward."""
+    """Count the FLOPs per token of forward and backward: (of matrix products, of attention)."""
     ids = torch.zeros(_ROWS, length, dtype=torch.int64)
     with FlopCounterMode(display=False, custom_mapping=FLOPS) as counter:
         sums = module(ids, ids)

@@ -24,15 +24,17 @@ class PositionsInDocuments(NamedTuple):
 
 
 def document_numbers(ids: Tensor, eos_id: int) -> Tensor:
-    """Number the documents of each sequence: (B, S) ids → (B, S). An end-of-document id opens the document after it.
+    """Number the documents of each sequence: (B, S) ids → (B, S).
 
-    The data numbers documents in the same way if they have no id at their start: the first token is predicted from that id.
+    An end-of-document id counts as the first position of the document after it, whose first token is predicted from that id.
+    The data module numbers documents in the same way if they do not start with an id of their own.
     """
     return ids.eq(eos_id).cumsum(dim=1)
 
 
 def places_in(documents: Tensor) -> PositionsInDocuments:
-    """Positions in documents from (B, S) document numbers, which never decrease along a sequence. Nothing waits for a GPU."""
+    """Return where each position is, from (B, S) document numbers, which never decrease along a sequence. The host does not
+    wait for a GPU."""
     batch, size = documents.shape
     place = torch.arange(size, device=documents.device).expand(batch, size)  # (B, S)
     changes = documents[:, 1:] != documents[:, :-1]  # (B, S - 1)
@@ -60,7 +62,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RotaryTable(KeepsPrecision):
-    """fp32 cosines and sines of all positions of one kind of layer. In bf16, position 4,001 would get the angle of 4,000.
+    """fp32 cosines and sines of all positions, shared by the layers with the same rope_theta and rope_scaling.
+
+    In bf16, position 4,001 would get the angle of 4,000.
 
     Args:
         positions: number of positions, T.
@@ -84,11 +88,11 @@ class RotaryTable(KeepsPrecision):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def forward(self, start: int, end: int, places: PositionsInDocuments | None = None) -> Rotation:
-        """Cosines and sines of the positions from `start` to `end`, (end - start, r/2) each.
+        """Return cosines and sines of the positions from `start` to `end`, (end - start, r/2) each.
 
         Args:
-            places: positions within documents to use instead, (B, T). Each document is rotated as if it were alone, and the
-                results are (B, 1, T, r/2).
+            places: (B, T), used instead of `start` and `end`: each document is rotated as if it were alone, and the results are
+                (B, 1, T, r/2). None: sequences are not divided into documents.
         """
         if places is not None:
             long = 0 if self.short_context is None else (places.lengths > self.short_context).long()  # (B, T)

@@ -30,7 +30,7 @@ class RouterSums(NamedTuple):
     """0-d, detached: logsumexp(logits)²."""
 
     def packed(self) -> Tensor:
-        """Of stacked sums, what `end_step` needs: (L, E + 2) float64, the counts, and then entropy and z of each block."""
+        """Return from stacked sums what `end_step` needs: (L, E + 2) float64, for each block its counts, entropy and z."""
         return torch.cat((self.counts, torch.stack((self.entropy, self.z), dim=1).double()), dim=1)
 
 
@@ -52,9 +52,9 @@ class Router(KeepsPrecision):
 
         s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s / Σ s
 
-    c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): it is not trained, and not part of the
-    weights. In bf16, its steps of 0.001 would be lost. If scores are equal, the expert with the lower number is chosen, so that
-    all processors and layouts choose alike.
+    c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): it is not trained, and does not enter
+    the weights. It is fp32, because steps of 0.001 would be lost in bf16. If scores are equal, the expert with the lower number
+    is chosen, so that all processors and layouts choose alike.
 
     Losses, each a sum over the counted tokens of a block:
 
@@ -119,7 +119,7 @@ class Router(KeepsPrecision):
         return _largest(scores, config.top_k).sort(dim=1).values
 
     def sums(self, routing: Routing, counted: Tensor) -> RouterSums:
-        """Return the sums over the counted targets, (B, T) bool, of B · T tokens."""
+        """Return the sums over the tokens whose targets count. `counted`: (B, T) bool, of the N tokens of `routing`."""
         config, (batch, length) = self.config, counted.shape
         with torch.autocast(counted.device.type, enabled=False):
             p, where = routing.probabilities, counted.reshape(-1)  # (N, E), (N,)
@@ -150,11 +150,11 @@ def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Ten
     """Set the shares that the balancing loss of the next optimizer step uses.
 
     Args:
-        routers: of the L blocks with experts. Those of other stages of a pipeline are on the meta device, and stay as they are.
+        routers: the routers of the L blocks with experts. Those of other pipeline stages are on the meta device, and unchanged.
         sums: (L, E + 2), the sum of `RouterSums.packed` over all micro-batches and ranks of a step.
 
     Returns:
-        (L, E): the tokens that each expert computed. By name, (L,) each: means over the tokens of entropy and z.
+        (L, E), the number of tokens that each expert computed; and by name the means of entropy and z over tokens, (L,) each.
     """
     counts, of_tokens = sums[:, :-2], sums[:, -2:]
     # Not the step's count: an objective may count pairs, and ranks of tensor parallelism route a part of the positions.
@@ -168,7 +168,7 @@ def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Ten
 
 
 def initial_buffers(experts: int) -> dict[str, Tensor]:
-    """The buffers of a router before its first step, by name."""
+    """Return by name the buffers that a router of `experts` experts has before its first step."""
     router = Router(MoEConfig(experts=experts, top_k=1), width=1)
     router.reset_buffers()
     return dict(router.named_buffers())

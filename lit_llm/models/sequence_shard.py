@@ -17,8 +17,8 @@ ContextAttention = Literal["gather", "heads"]
 class SequenceShard(NamedTuple):
     """States that ranks share each sequence: all load the same batch, and each computes T / n of its positions.
 
-    gather: the sequence has 2n chunks, and rank r has chunks r and 2n - 1 - r. A position attends to earlier positions, so late
-    chunks cost more than early ones, but each rank's pair costs the same. heads: rank r has chunk r of n.
+    With `kind` gather, the sequence has 2n chunks, and rank r has chunks r and 2n - 1 - r. A position attends to earlier
+    positions, so late chunks cost more than early ones, but each rank's pair costs the same. Heads: rank r has chunk r of n.
     """
 
     group: str
@@ -47,6 +47,6 @@ class SequenceShard(NamedTuple):
         return [chunk for rank in range(self.ranks) for chunk in self.chunks_of(rank)]
 
     def take(self, x: Tensor, dim: int = 1) -> Tensor:
-        """This rank's part of a tensor with T positions along `dim`: T / n positions, in ascending order."""
+        """Return this rank's part of a tensor with T positions along `dim`: T / n positions, in ascending order."""
         parts = x.chunk(self.multiple, dim)
         return torch.cat([parts[chunk] for chunk in self.chunks], dim)

@@ -33,7 +33,7 @@ class ShortConvolution(nn.Module):
         # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
         self.weight = nn.Parameter(torch.empty(channels * positions))
         self.stream: SequenceShard | None = None
-        """Set by tensor parallelism if its ranks share the positions of a context rank's input."""
+        """How the ranks of tensor parallelism share the positions of a context rank's input. None: they do not."""
 
     def forward(
         self,
@@ -47,7 +47,7 @@ class ShortConvolution(nn.Module):
         Args:
             documents: (B, T) document numbers of the whole sequence, including cached positions. None: one document.
             cache: inputs at the positions before these; extended in place.
-            shard: set if ranks share the sequence.
+            shard: how ranks share the sequence (context parallelism). None: they do not.
         """
         past, batch = self.positions - 1, x.size(0)
         if cache is not None:
@@ -88,15 +88,15 @@ def _in_same_document(documents: Tensor, lag: int) -> Tensor:
 
 
 def _pieces(x: Tensor, count: int, context: SequenceShard | None, stream: SequenceShard | None) -> tuple[Tensor, Tensor]:
-    """Return this rank's contiguous pieces and the positions before each: (B, t, c) → (B·k, p, c), (B·k, count, c).
+    """Return this rank's k contiguous pieces and the positions before each piece: (B, t, c) → (B·k, p, c), (B·k, count, c).
 
-    Positions before the start of the sequence are zeros. First the ranks of `stream` gather the last positions of all pieces of
-    their k chunks, then the ranks of `context` gather the last positions of all chunks. Pieces shorter than `count` are
-    gathered whole, so that the last gathered positions are always the ones before a piece.
+    A piece is a chunk, or with `stream` a part of a chunk. Positions before the start of the sequence are zeros. First the
+    ranks of `stream` gather the last positions of all pieces of their k chunks, then the ranks of `context` gather the last
+    positions of all chunks. Pieces shorter than `count` are gathered whole, so that no position before a piece is missing.
 
     Args:
-        context: the ranks that share the sequence: each has k chunks of it. None: this rank has one chunk, the whole.
-        stream: the ranks that share a context rank's positions in order: each has k pieces. None: this rank has all.
+        context: how context ranks share the sequence: each has k chunks. None: k is 1, and the chunk is the whole sequence.
+        stream: how tensor-parallel ranks share a context rank's k chunks: each has k consecutive pieces. None: they do not.
     """
     k = 1 if context is None else len(context.chunks)
     ranks, first = (1, 0) if stream is None else (stream.ranks, stream.rank * k)

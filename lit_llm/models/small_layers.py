@@ -1,4 +1,4 @@
-"""Norms of a block, and the base of modules that keep tensors in fp32 when a model is converted to bf16."""
+"""Norms of a block, and the base class of modules in which only weight and bias follow a model's conversion to bf16."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_rms_norm(config: GPTConfig, width: int) -> nn.RMSNorm:
 
 
 def make_norm(config: GPTConfig) -> nn.RMSNorm | nn.LayerNorm:
-    """A norm of the residual stream."""
+    """Make a norm of the residual stream, of the kind that `config.norm` names."""
     if config.norm == "rmsnorm":
         return make_rms_norm(config, config.n_embd)
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))

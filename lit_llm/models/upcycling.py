@@ -17,12 +17,13 @@ _OF_MLP = re.compile(r"blocks\.\d+\.mlp\.(up|gate|project)\.(weight|bias)")
 
 
 def upcycled(config: GPTConfig, weights: dict[str, Tensor], experts: int) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """Return a model that computes what the dense one does: each expert is a copy of its MLP, and two compute a token.
+    """Return settings and weights of a mixture of experts that computes what the dense model does. In each block, all experts
+    are copies of the block's MLP, and two experts compute a token.
 
     The routers' weights are random (seed 0), so that tokens go to different experts, which then learn different things.
 
     Args:
-        weights: the state_dict of the dense model.
+        config, weights: the settings and the state_dict of the dense model.
         experts: number of experts in each block.
 
     Raises:

@@ -2,8 +2,8 @@
 
 Parts travel along one dimension of the mesh after the other, the last one first: with tensor parallelism, within a machine
 before between machines. Only groups of the matrices' own mesh are used, so pipeline stages do not wait for each other.
-Along replicated dimensions ("rows" of equal replicas) the parts need not travel to an owner, because its row has them all.
-The update goes to the other rows in parts, from each rank of the owner's row to its counterparts.
+Ranks with equal coordinates along the replicated dimensions are a "row", which holds all parts of a matrix. So parts travel
+only within the owner's row. Each rank of this row then sends its part of the update to its counterparts in the other rows.
 """
 
 from __future__ import annotations
@@ -31,26 +31,29 @@ Coordinate: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Matrix:
-    """Shape (r, c) and placements of a distributed matrix."""
+    """A distributed matrix: its shape (r, c), and one placement per mesh dimension."""
 
     shape: tuple[int, ...]
     placements: tuple[Placement, ...]
 
     @lru_cache(maxsize=65536)  # noqa: B019  # by value: matrices of one shape share an entry
     def box(self, mesh_shape: tuple[int, ...], at: Coordinate) -> tuple[slice, ...]:
-        """Return the rows and columns that the rank at a coordinate holds."""
+        """Return the rows and columns that the rank at coordinate `at` of the mesh holds."""
         size, offset = box_at(self.shape, mesh_shape, at, self.placements)
         return tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
 
     def numel(self, mesh_shape: tuple[int, ...], at: Coordinate) -> int:
-        """Return the number of elements that the rank at a coordinate holds."""
+        """Return the number of elements that the rank at coordinate `at` of the mesh holds."""
         rows, columns = self.box(mesh_shape, at)
         return (rows.stop - rows.start) * (columns.stop - columns.start)
 
 
 @dataclass(frozen=True)
 class _Hop:
-    """One all-to-all along a mesh dimension, towards the owners. Each peer's list has (matrix, coordinate whose part it is)."""
+    """One all-to-all along a mesh dimension, towards the owners.
+
+    `sent` and `received` have a list for each peer, of (number of the matrix, coordinate of the rank that stores this part).
+    """
 
     group: dist.ProcessGroup
     sent: list[list[tuple[int, Coordinate]]]
@@ -60,10 +63,15 @@ class _Hop:
 class MatrixExchange:
     """The exchange of the matrices that their owners orthogonalise at the same time. All ranks of the mesh call its methods.
 
+    Args:
+        matrices: all matrices on the mesh. A matrix is named by its number: its index in this list.
+        numbers: numbers of the matrices of this exchange.
+        owners: for each matrix, the index of its owner among the ranks of the mesh.
+
     Attributes:
-        rows: the numbers of this exchange's matrices by row of replicas, in an order that is equal on all ranks.
-        row: the row of replicas that this rank is in.
-        mine: the matrices of this rank's row.
+        rows: coordinates of a row of replicas → numbers of the matrices that ranks of this row own. Equal on all ranks.
+        row: coordinates of this rank's row.
+        mine: numbers of the matrices that ranks of this row own.
     """
 
     def __init__(self, mesh: DeviceMesh, matrices: Sequence[Matrix], numbers: Sequence[int], owners: Sequence[int]) -> None:
@@ -107,7 +115,7 @@ class MatrixExchange:
         """Return the whole matrices (r, c) that this rank owns, from all ranks' parts of the matrices in `mine`.
 
         Args:
-            parts: flat parts by matrix. The dict is emptied, so that their memory is free as soon as they are sent.
+            parts: this rank's flat parts, by number. The dict is emptied, so that their memory is free once they are sent.
             like: an empty tensor with the dtype and device of the parts, for ranks without parts.
         """
         flat_parts = {(i, self._at): parts.pop(i) for i in self.mine}
@@ -126,7 +134,12 @@ class MatrixExchange:
         return whole
 
     def scatter(self, whole: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
-        """Return this rank's flat parts of the matrices in `mine`, from the whole matrices of all owners. Empties `whole`."""
+        """Return this rank's flat parts of the matrices in `mine`, by number, from the whole matrices that owners pass.
+
+        Args:
+            whole: the matrices that this rank owns, by number. The dict is emptied.
+            like: as in `gather`.
+        """
         shape = tuple(self._mesh.shape)
         everywhere = [[self._at[d]] if d in self._replicated else range(n) for d, n in enumerate(shape)]
         flat_parts = {}
@@ -140,10 +153,11 @@ class MatrixExchange:
         return {i: flat_parts[i, self._at] for i in self.mine}
 
     def share(self, row: Coordinate, parts: dict[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Return this rank's flat parts of the matrices of a row, which each rank of that row sends to its counterparts.
+        """Return this rank's flat parts of the matrices in `rows[row]`, which each rank of that row sends to its counterparts.
 
         Args:
-            parts: flat parts of the matrices in `mine`. Matrices of this row are removed from the dict.
+            parts: this rank's flat parts of the matrices in `mine`, by number. Those of `row` are removed from the dict.
+            like: as in `gather`.
         """
         own = [parts.pop(i) for i in self.rows[row]] if row == self.row else []
         if not self._replicated:
@@ -158,12 +172,12 @@ class MatrixExchange:
         return list(buffer.split(sizes))
 
     def to_all_ranks(self, vectors: dict[int, Tensor], device: torch.device) -> dict[int, Tensor]:
-        """Return a number (fp32) for each row of each matrix of this exchange, on all ranks, from the matrices' owners.
+        """Return to all ranks an fp32 vector (r,) for each matrix of this exchange, by number, from the matrices' owners.
 
         Adding the zeros of the other ranks is exact, so all ranks have the same bits.
 
         Args:
-            vectors: (r,) for each matrix that this rank owns.
+            vectors: the vector (r,) of each matrix that this rank owns, by number.
         """
         numbers = [i for row in self.rows.values() for i in row]
         sizes = [self._matrices[i].shape[0] for i in numbers]
@@ -177,7 +191,7 @@ class MatrixExchange:
         return slices
 
     def local_rows(self, i: int) -> slice:
-        """Return the slice of a matrix's rows of which this rank holds a part."""
+        """Return the slice of the rows of matrix `i` of which this rank holds at least a part."""
         return self._matrices[i].box(tuple(self._mesh.shape), self._at)[0]
 
     def _exchange(
@@ -205,7 +219,7 @@ class MatrixExchange:
 
 
 def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExchange]:
-    """Return the exchanges, one a turn, of matrices on one mesh that are replicated along the same dimensions."""
+    """Return the exchanges, one per turn (`turns`), of matrices on one mesh that are replicated along the same dimensions."""
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
     return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]

@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 
 
 class GroupOptimizer(Optimizer, ABC):
-    """An optimizer whose step updates one group after the other. torch's fused optimizers read the same attributes."""
+    """An optimizer whose step updates one group after the other, and reads `found_inf` as torch's fused optimizers do."""
 
     honours_found_inf = True
     found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient, once."""
+        """Update every parameter that has a gradient, once. Return the loss of the closure, if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -37,7 +37,7 @@ class GroupOptimizer(Optimizer, ABC):
 
 @contextmanager
 def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
-    """Restore the tensors' old values after the block if ``found_inf`` is not 0. Does nothing if it is None.
+    """A context that restores the tensors' old values at its end if ``found_inf`` is not 0. None: it does nothing.
 
     Copies the tensors, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, and -0.0 + 0.0 is 0.0.
     """
@@ -52,5 +52,5 @@ def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
 
 
 def to_device(device: torch.device, tensor: Tensor) -> Tensor:
-    """Copy a tensor to a device, without synchronising. A copy to the host waits, so that the host cannot read it too early."""
+    """Copy a tensor to an accelerator without synchronising, or to the host, which waits until it can read the copy."""
     return tensor.to(device, non_blocking=device.type != "cpu")

@@ -1,4 +1,4 @@
-"""The optimizer MuonAdamW."""
+"""The optimizer MuonAdamW: Muon for hidden matrices, AdamW for other parameters."""
 
 from __future__ import annotations
 
@@ -163,7 +163,12 @@ class MuonAdamW(GroupOptimizer):
         return self._planned[key]
 
     def _muon_on_mesh(self, group: dict[str, Any], turn: MatrixExchange, params: Sequence[DTensor]) -> None:
-        """Update the matrices of a turn, each orthogonalised by its owner. Parts travel in the iteration's dtype."""
+        """Update the matrices of one exchange, each orthogonalised by its owner. Parts travel in the iteration's dtype.
+
+        Args:
+            turn: the exchange; its numbers are indices in `params`.
+            params: all of the group's matrices on the mesh with the same replicated dimensions.
+        """
         device = torch.device(params[0].device_mesh.device_type)
         like = torch.empty(0, dtype=newton_schulz_dtype(group["ns_dtype"], device.type), device=device)
         parts: dict[int, Tensor] = {}
@@ -185,7 +190,7 @@ class MuonAdamW(GroupOptimizer):
             self._apply(group, [params[i] for i in numbers], turn.share(row, parts, like), of_row, boxes)
 
     def _updates(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        """Move the momentum of this rank's parts, and return their directions, which are not yet orthogonalised."""
+        """Update the momentum m of this rank's parts, and return their parts of u, which is not orthogonalised yet."""
         grads, momentum = local_gradients(params), group["momentum"]
         buffers = [local_part(self.state[p]["momentum_buffer"]) for p in params]
         with undone_if(self.found_inf, buffers):
@@ -197,7 +202,7 @@ class MuonAdamW(GroupOptimizer):
         return newton_schulz(update, steps=group["ns_steps"], dtype=dtype, ns_method=group["ns_method"])
 
     def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
-        """Orthogonalise each expert's matrix of (E, r, c) alone."""
+        """Orthogonalise the matrices (E, r, c) of E experts, each by itself."""
         dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
         matrices = update if dtype == update.dtype else torch.empty_like(update, dtype=dtype)
         for i, matrix in enumerate(update):
@@ -217,8 +222,8 @@ class MuonAdamW(GroupOptimizer):
         Narrow parameters are moved in fp32, because bf16 kernels round the ends of a tensor differently.
 
         Args:
-            squares: `mean_squares` of each whole update. None: without NorMuon.
-            rows: for each parameter, the index of this rank's rows among the factors of all rows.
+            squares: `mean_squares` of each whole update. None: NorMuon is off.
+            rows: for each parameter, the index that selects this rank's rows from the vector of NorMuon's factors for all rows.
         """
         local, lr = [local_part(p) for p in params], group["lr"]
         factors = None if squares is None else self._row_factors(group, params, squares)
@@ -234,7 +239,11 @@ class MuonAdamW(GroupOptimizer):
                     part.copy_(wide)
 
     def _row_factors(self, group: dict[str, Any], params: Sequence[Tensor], squares: list[Tensor]) -> list[Tensor]:
-        """Move NorMuon's averages, and return the factors of the rows of each update, in fp32."""
+        """Update NorMuon's averages v, and return for each update the factors of its rows, in fp32: (r,) or (E, r).
+
+        Args:
+            squares: `mean_squares` of each whole update.
+        """
         averages = [local_part(self.state[p]["row_square"]) for p in params]
         averages = [average if average.ndim == 1 else average.squeeze(-1) for average in averages]  # (r,), or (E, r)
         factors = []
@@ -274,7 +283,7 @@ class MuonAdamW(GroupOptimizer):
 
 
 def mean_squares(update: Tensor) -> Tensor:
-    """Return the mean square of each row in fp32, (r,) or (E, r)."""
+    """Return the mean square of each row of a matrix (r, c) or of matrices (E, r, c), in fp32: (r,) or (E, r)."""
     return torch.linalg.vector_norm(update, dim=-1, dtype=torch.float32).square() / update.size(-1)
 
 

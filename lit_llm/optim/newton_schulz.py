@@ -38,7 +38,8 @@ def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
     """The coefficients (a, b, c) of each step for the option `ns_method` of `MuonAdamW`.
 
     jordan: equal in all steps (Jordan et al. 2024). Singular values do not converge to exactly 1; small ones grow faster.
-    polar_express: Amsel et al. 2025, arXiv 2505.16932, with its safety factor: x is divided by 1.01 before all but the limit.
+    polar_express: Amsel et al. 2025, arXiv 2505.16932, with its safety factor: before each step with another than the last
+    of its polynomials, x is divided by 1.01.
     """
     if ns_method == "jordan":
         return [_JORDAN] * steps
@@ -59,8 +60,8 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
     S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, this takes two thirds of the arithmetic.
 
-    The function takes one matrix, because in a batch a matrix's last bits depend on its place: kernels choose by alignment. On
-    one thread a batch saves no time.
+    The function takes one matrix, because in a batch a matrix's last bits depend on its place in memory: kernels are chosen by
+    alignment. On one thread a batch saves no time.
 
     Args:
         x: (r, c). A zero matrix stays zero.
@@ -80,7 +81,7 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
 
 
 def _product(x: Tensor, chosen: Sequence[Polynomial]) -> tuple[float, Tensor]:
-    """Return t and S of several steps for a wide matrix."""
+    """Return t and S, as in `newton_schulz`, of the steps with the chosen polynomials, for x (r, c) with r ≤ c."""
     gram = x @ x.mT  # (r, r)
     (a, b, c), *further = chosen
     move = s = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # M; all matrices here are symmetric

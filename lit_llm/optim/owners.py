@@ -1,4 +1,4 @@
-"""Which rank orthogonalises which matrix, and when. No torch, because the planner uses these functions too."""
+"""Which rank orthogonalises which of Muon's matrices, and in which turn. Imports no torch: the planner uses it, too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def steps_together(rows: int, columns: int, element_bytes: int) -> int:
-    """Number of steps that `newton_schulz` applies to a matrix at once. More steps would lose small directions."""
+    """Number of steps that `newton_schulz` applies to a matrix at once. With more, small singular values would be lost."""
     return 3 if element_bytes == 4 and max(rows, columns) > 2 * min(rows, columns) else 1
 
 
 def newton_schulz_flops(rows: int, columns: int, steps: int = 5, element_bytes: int = 2) -> int:
-    """FLOPs of the iteration for r x c, r ≤ c, in elements of so many bytes.
+    """FLOPs of `newton_schulz` for one matrix. Below, r is the shorter and c the longer side.
 
     Each application to the matrix takes 2r²c (Gram matrix), 2r³ (its square) and 2r²c (the product). Each further step within
     an application takes 8r³.
@@ -23,9 +23,10 @@ def newton_schulz_flops(rows: int, columns: int, steps: int = 5, element_bytes: 
 
 
 def owners(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
-    """Return the owner of each matrix. Matrices with the most work come first; each goes to the rank with the least so far.
+    """Return for each matrix the rank that owns it, and so orthogonalises it.
 
-    Ties go to the matrix that comes first and to the lower rank, so every rank computes the same.
+    Matrices are dealt out in the order of their work, the most first, each to the rank with the least work so far. Ties go to
+    the matrix that comes first and to the lower rank, so every rank computes the same owners.
     """
     work = [newton_schulz_flops(rows, columns) for rows, columns in shapes]
     owner_of = [0] * len(shapes)
@@ -37,10 +38,13 @@ def owners(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
 
 
 def turns(sizes: Sequence[int], owners: Sequence[int], limit: int) -> list[list[int]]:
-    """Return the matrices of each turn. In a turn, an owner has one matrix, or several of at most `limit` elements together.
+    """Divide matrices into turns: return the indices of the matrices of each turn.
+
+    In a turn, each owner works on one matrix, or on several with at most `limit` elements together.
 
     Args:
         sizes: number of elements of each matrix.
+        owners: owner of each matrix.
     """
     schedule: list[list[int]] = []
     turn: dict[int, int] = {}  # current turn of each owner

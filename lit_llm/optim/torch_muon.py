@@ -12,7 +12,7 @@ from lit_llm.core.number_domain import above, at_least, below, check_ranges, who
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"
-"""The class path in a recipe for which `TorchMuon` is used."""
+"""The class path that a recipe may name, and in whose place `TorchMuon` is used."""
 
 
 class TorchMuon(MuonAdamW):
@@ -24,8 +24,8 @@ class TorchMuon(MuonAdamW):
     ``found_inf``, and steps of bf16 parameters, which are rounded once. AdamW has β = (0.9, 0.95) and ε = 1e-8.
 
     Args:
-        adjust_lr_fn: None is "original".
-        eps: smallest norm by which a matrix is divided.
+        adjust_lr_fn: `adjust_lr` of `MuonAdamW`; None is "original".
+        eps: smallest norm by which the iteration divides a matrix at its beginning.
 
     Raises:
         UserError: if an option is out of range.

@@ -1,6 +1,6 @@
 """The optimizer of a model or of a pipeline stage, and learning rates that are scaled with the model's width and depth.
 
-So the best rate of a small model is also the best rate of a large one.
+This scaling aims at rates that are best for a large model if they are best for a small one, the base model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")
 RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.02677")} | dict.fromkeys(
     (*_LIKE_ADAM, "RMSprop", "Muon", "MuonAdamW"), (0.5, "square root for Adam: Malladi et al. 2022, arXiv 2205.10287")
 )
-"""Class → the power of the batch size to which the learning rate is proportional, and its source."""
+"""Name of an optimizer → (p, source) of the rule that the best learning rate is proportional to (batch size)^p."""
 
 
 def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
-    """The optimizer of a model's parameters. If the model has `size_ratios`, its groups' options follow from them.
+    """The optimizer of a model's parameters. If the model has `size_ratios`, its width and depth relative to a base model,
+    `scale_rates` adapts the optimizer's groups.
 
     Args:
         make: makes an optimizer from groups of parameters.
@@ -65,7 +66,8 @@ def optimizer_of_stage(
 def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
     """Change rate, weight decay and epsilon of each group from those of the base model to those of this model.
 
-    With w and L the ratios of width and depth, and r, c the shape of a matrix:
+    The rates are multiplied by these factors, with w = `width` and L = `depth`, the ratios of this model's width and depth to
+    those of the base model, and (r, c) the shape of a matrix:
 
     ===========  ===========  ==============  ===============================================
     group        AdamW        Muon            why
@@ -102,7 +104,7 @@ def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
 
 
 def _of_matrices(optimizer: Optimizer, group: dict[str, Any], width: float) -> float:
-    """Return the factor of the rate of matrices whose inputs are `width` times as wide as the base model's."""
+    """Return the factor of the rate of a group of matrices whose inputs are `width` times as wide as the base model's."""
     algorithm = group.get("algorithm", type(optimizer).__name__)
     if algorithm == "muon":
         return 1.0 if group["adjust_lr"] == "original" else 1 / math.sqrt(width)

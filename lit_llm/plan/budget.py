@@ -14,12 +14,16 @@ from lit_llm.plan.speed import UNFITTED_MFU, Options
 def budget(
     options: Options, hardware: Hardware | None, devices: int, run: tuple[float, float, float | None] | None = None
 ) -> dict[str, Any] | None:
-    """The figures of a budget of `options.flops`, or of `options.days` on all devices, for JSON. None: no budget, or no speed.
+    """Return the figures of a budget of `options.flops`, or of `options.days` on all devices, for JSON.
 
-    C = 6·N·D and D = 20·N give N = √(C / 120). Half that model has twice the tokens, for the same FLOPs.
+    None: no budget is set, or a budget of days cannot become FLOPs, because the speed is unknown.
+
+    C = 6·N·D FLOPs for N parameters and D tokens, and D = 20·N give N = √(C / 120). A model of half the size has twice the
+    tokens, for the same FLOPs.
 
     Args:
-        run: parameters, tokens and useful FLOP/s of a run to compare with. None: the speed follows from the MFU.
+        run: parameters, tokens and useful FLOP/s (None: unknown) of a run to compare with, whose speed is used. None: the speed
+            follows from the MFU.
     """
     speed, said = None if run is None else run[2], "as planned for this run"
     if run is None and hardware is not None and (peak := hardware.peak_tflops["bf16"]) is not None:

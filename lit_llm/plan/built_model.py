@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_gpt(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
-    """The model on the meta device, with the adapters of `lora`."""
+    """Build a GPT on the meta device, with adapters if `lora` is set."""
     with torch.device("meta"):
         model = GPT(config)
         if lora is not None:
@@ -33,7 +33,7 @@ def build_gpt(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
 
 
 def build_own(architecture: Architecture, vocab_size: int | None) -> CustomModel:
-    """A user's module on the meta device; on the CPU if its `__init__` needs values.
+    """Build a user's module on the meta device; on the CPU if its `__init__` needs values.
 
     Raises:
         UserError: it cannot be built.

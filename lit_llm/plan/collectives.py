@@ -24,12 +24,16 @@ class Collective(NamedTuple):
     """One or more calls of a collective in a group of ranks.
 
     Attributes:
+        purpose: the name under which the plan lists its bytes.
         kind: all_gather (also stands for reduce_scatter, which sends as much), all_reduce, all_to_all, broadcast, pass_on
             (a message to another node) or copy (to or from host memory).
-        size: bytes of the whole tensors; for an all_to_all, of a rank's input; for the last three kinds, of a rank's messages.
-        stride: distance between neighbouring ranks of the group.
-        each: whether it runs in each micro-batch, not once in a step.
-        overlap: share of a micro-batch's computation that it can overlap with; 0: none. None: computation waits for it.
+        size: bytes of all calls: of the whole tensors; for an all_to_all, of a rank's input; for the last three kinds, of a
+            rank's messages.
+        ranks: number of ranks of the group.
+        stride: distance between the numbers of neighbouring ranks of the group.
+        each: whether the calls run in each micro-batch, not once in a step.
+        overlap: share of a micro-batch's computation with which the calls can overlap; 0: with none, so all seconds count.
+            None: the calls are between operations that need their results; the fitted share `Constants.waiting` counts.
         calls: number of calls that share `size`. Latencies of calls over rings add up; the messages of all-to-alls overlap.
     """
 
@@ -43,16 +47,16 @@ class Collective(NamedTuple):
     calls: int = 1
 
     def sent(self, micro_batches: int) -> float:
-        """Bytes that a rank sends in a step of `micro_batches` micro-batches, if the collectives run over rings."""
+        """Return the bytes that a rank sends in a step of `micro_batches` micro-batches, if the collectives run over rings."""
         parts = {"all_gather": 1.0, "all_reduce": 2.0, "all_to_all": 1.0}.get(self.kind)
         size = self.size if parts is None else parts * (self.ranks - 1) / self.ranks * self.size
         return size * (micro_batches if self.each else 1)
 
     def seconds(self, hardware: Hardware) -> float:
-        """Seconds for one call. The bandwidths must be known.
+        """Return the seconds of all `calls` once. The hardware's bandwidths must be known.
 
         An all-reduce has two levels: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
-        Each is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency.
+        Each level is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency. An all-gather takes half as long.
         """
         if self.kind == "copy":
             assert hardware.host["copy_gbps"] is not None
@@ -75,13 +79,13 @@ class Collective(NamedTuple):
 
 
 def fullest_stage(settings: PlannedRun) -> Weights:
-    """The weights of the pipeline rank that stores most elements, as one of its tensor-parallel ranks has them."""
+    """Return the weights of the pipeline rank that stores most elements, as tensor and expert parallelism split them."""
     stages = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
     return max(stages, key=lambda each: sum(weight.split for weight in each))
 
 
 def collectives_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
-    """The collectives of a pipeline rank in a step.
+    """Return the collectives of a pipeline rank in an optimizer step.
 
     Small ones are left out: sums of the loss and of gradient norms, gradients of norm layers between tensor-parallel ranks.
     """
@@ -135,15 +139,17 @@ def _embedding(weights: Weights) -> Weights:
 def fsdp_collectives(
     blocks: float, others: float, gradients: float, ranks: int, *, stride: int, kept: KeptWhole, forwards: int = 1
 ) -> list[Collective]:
-    """FSDP2's all-gathers and reduce-scatters.
+    """Return FSDP2's all-gathers and reduce-scatters.
 
-    With resharding and gradients as wide as the weights, a step of one micro-batch sends at most 1.5 times the bytes of DDP.
+    If nothing is kept whole and gradients are as wide as the weights, a step of one micro-batch sends at most 1.5 times the
+    bytes of DDP.
 
     Args:
         blocks: bytes of the blocks' weights as they are gathered (2 per element of a matrix under bf16-mixed).
         others: gathered bytes of the embedding (once for each use), last norm and head, which backward does not gather again.
         gradients: bytes of the whole gradients in the dtype of the reduction, fp32.
-        ranks: number of ranks that shard the parameters.
+        ranks: number of ranks that shard the parameters; `stride`: as in `Collective`.
+        kept: what ranks keep whole within a step, and so gather or reduce only once in it.
         forwards: number of passes that gather the weights in each micro-batch, besides the backward pass.
     """
     gathers = (blocks, others) if kept.weights else (*(blocks, others) * forwards, blocks)
@@ -153,7 +159,7 @@ def fsdp_collectives(
 
 
 def _host_copies(settings: PlannedRun, weights: Weights) -> list[Collective]:
-    """The copies of a rank's weights from host memory before each gather, and of its gradients to it after each reduction.
+    """Return the copies of weights from host memory before each gather, and of gradients to host memory after each reduction.
 
     Both have the dtype of the stored weights. When gradients are accumulated, the CPU waits for their copy (torch 2.13's
     `foreach_reduce`).
@@ -168,10 +174,12 @@ def _host_copies(settings: PlannedRun, weights: Weights) -> list[Collective]:
 
 
 def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -> list[Collective]:
-    """The collectives of Muon's exchange, as the mean over ranks, which own different amounts of work.
+    """Return the collectives of Muon's exchange (`lit_llm.optim.exchange`). Their sizes are means over the ranks, which own
+    different matrices.
 
     Each rank's parts of matrices travel to the matrices' owners, along one mesh dimension after the other, and back; then
-    updates travel to the other replicas. Experts of which each rank has a part are gathered instead.
+    updates travel to the other replicas. Experts of which each rank has a part are gathered instead. An element takes
+    `parameter_bytes` in a stored weight, and `iterate_bytes` in Muon's iteration and in transit.
     """
     size = sum(map(math.prod, work.matrices)) * iterate_bytes
     heights = 4 * sum(shape[0] for shape in work.matrices)  # bytes of NorMuon's fp32 number per row
@@ -191,10 +199,10 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
 
 
 def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
-    """The collectives between ranks that share matrices, positions or experts, in each micro-batch, as the trace counts them.
+    """Return a micro-batch's collectives between ranks that share matrices, positions or experts, as the trace counts them.
 
-    The traced tensors have no values, so all experts get equally many rows. The loss of a split vocabulary is added: it gathers
-    three fp32 numbers a token from each rank, and again for each token that is predicted ahead.
+    The traced tensors have no values, so all experts get equally many rows. The trace lacks the loss of a split vocabulary,
+    which is added here: it gathers three fp32 numbers a token from each rank, and again for each token that is predicted ahead.
     """
     layout, counts, collectives = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
     groups = {
@@ -212,7 +220,7 @@ def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collectiv
 
 
 def _of_stages(settings: PlannedRun, rank: int, local: Weights) -> list[Collective]:
-    """The messages of a pipeline rank: activations, gradients of activations, and the gradient of a shared embedding."""
+    """Return the messages of a pipeline rank: activations, gradients of activations, and the gradient of a shared embedding."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
     stages, last = layout.stages_of(rank), layout.stages - 1
@@ -251,8 +259,8 @@ class Exchange(NamedTuple):
     """Seconds of communication of a rank in a step, at full bandwidth.
 
     Attributes:
-        waiting: seconds of communication that computation waits for.
-        behind: (seconds, times in a step, share of a micro-batch's computation to overlap with) of other communication.
+        waiting: seconds of the collectives whose `Collective.overlap` is None.
+        behind: of all others, (seconds, times in a step, share of a micro-batch's computation that they can overlap with).
     """
 
     waiting: float = 0.0
@@ -263,9 +271,10 @@ class Exchange(NamedTuple):
         return self.waiting + sum(seconds * times for seconds, times, _ in self.behind)
 
     def exposed(self, micro_batch_seconds: float, least: float, waiting: float) -> float:
-        """Seconds that computation waits.
+        """Return for how many seconds of a step computation waits for communication.
 
         Args:
+            micro_batch_seconds: seconds of computation of a micro-batch.
             least: the least exposed share of the communication in `behind`, however long computation takes.
             waiting: the share of `self.waiting` that is exposed.
         """
@@ -274,7 +283,7 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(settings: PlannedRun, hardware: Hardware) -> Exchange | None:
-    """The communication of a step; with a pipeline, that of the rank that sends most. None: a bandwidth is unknown."""
+    """Return the communication of a step; with a pipeline, that of the rank that sends most. None: a bandwidth is unknown."""
     offloads = settings.offloads(cuda=hardware.is_gpu)
     needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()
     if None in (*needed, hardware.host["copy_gbps"] if offloads else 0.0):

@@ -42,7 +42,8 @@ def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length:
 
     `length` None: the block size of the model.
     With `lora`, frozen matrices need no gradients of their own: 4 FLOPs per parameter instead of 6.
-    For a custom model, a trace counts the FLOPs that its kernels execute. How many a causal mask leaves is unknown there.
+    For a custom model, a trace counts the FLOPs that its kernels execute. How many of them a causal mask leaves is unknown, so
+    `attention_causal` is all of `attention`.
     """
     if isinstance(model, OwnModel):
         from lit_llm.models.own_flops import own_flops_per_token  # imports torch

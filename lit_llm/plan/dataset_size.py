@@ -21,10 +21,10 @@ BYTES_PER_TOKEN = 3.5
 
 
 def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | None]:
-    """(numbers of tokens, vocabulary size), each None if unknown. Call it only if nothing else is wrong with the data.
+    """Return (numbers of tokens, vocabulary size). All are None if they are unknown. The settings of `data` must be valid.
 
     Args:
-        missing: the data files are not on this machine.
+        missing: whether data files are not on this machine.
     """
     if isinstance(data, TokenShards | Mixture):
         if missing:
@@ -64,7 +64,8 @@ def _is_text(data: TextDataModule, one: Input) -> bool:
 
 
 def with_packing(facts: DataFacts, data: TokenDataModule, *, missing: bool) -> DataFacts:
-    """`facts` with the effect of packing on the documents of token shards, if that is known before the run."""
+    """Return `facts` with the effect of packing on the documents of token shards. If the effect is unknown before the run, the
+    text `packing` says so."""
     unknown = replace(facts, packing="known when the run starts: its first line says it")
     if missing or data.block_size is None or not isinstance(data, TokenShards | Mixture):
         return unknown

@@ -23,7 +23,7 @@ from lit_llm.plan.weights import OwnModel, planned_model
 from lit_llm.tokenizers import Learned
 
 TOLERANCE = 1.25
-"""The peak is an estimate, so a run on a CPU is refused only if it exceeds the memory by this factor."""
+"""A run on a CPU is refused only if its peak exceeds the memory by this factor, because the peak is an estimate."""
 
 PROCESS_BYTES = 200_000_000
 """The least memory that Python with torch and Lightning takes in each process on a CPU."""
@@ -32,10 +32,10 @@ _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
 def memory_problem(objects: RunObjects) -> str | None:
-    """Why a run of `fit` cannot be held in memory, in one sentence; None if it can, or if that is unknown.
+    """Return why a run of `fit` does not fit into memory, in one sentence; None if it does, or if that is unknown.
 
-    On a GPU this also decides what FSDP2 keeps whole, where that is auto. A run that is thrown away is estimated with its
-    smallest batch, because `check` reduces the batch.
+    On a GPU, this function also sets what FSDP2 keeps whole, where the recipe says auto. A run that is thrown away
+    (`RunSpec.scratch`) is estimated with the smallest possible batch, because `check` reduces the batch.
     """
     spec, trainer = objects.spec, objects.trainer
     device = trainer.strategy.root_device
@@ -73,7 +73,7 @@ def _settings(objects: RunObjects, precision: str, *, cut: bool) -> PlannedRun:
 
 
 def _problem(ranks: list[Memory], trainer: Trainer, settings: PlannedRun) -> str | None:
-    """Why the run does not fit, given the peak memory of each pipeline rank; None if it fits."""
+    """Return why the run does not fit, given the peak memory of each pipeline rank; None if it fits."""
     device = trainer.strategy.root_device
     on_cpu, capacity = device.type == "cpu", float(memory_bytes(device))
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory

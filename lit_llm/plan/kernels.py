@@ -40,7 +40,7 @@ class CudaKernels(TorchFunctionMode):
 
     @staticmethod
     def around(module: nn.Module) -> None:
-        """Make the module enter this mode itself, because a recomputation runs in the backward pass, which leaves all modes."""
+        """Make the module's forward enter this mode: the backward pass, which may recompute the module, leaves all modes."""
         forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -84,10 +84,11 @@ def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> N
     """Change a block in place so that its trace keeps the tensors that the compiled block keeps for the backward pass.
 
     The rules are those of torch's min-cut partitioner (torch/_functorch/partitioners.py). A matrix product or attention is
-    never computed twice, so its result is kept if the backward pass needs it. With `inputs`, its inputs are kept too, because
-    the gradients of weights read them from memory; with recomputation of mode cheap, they are computed again. Everything else
-    (elementwise operators, casts, norms) is computed again from the kept tensors, within the kernels of the backward pass.
-    The partitioner, but not this trace, keeps the statistics of norms. tests/plan/test_compiled_blocks.py compares the two.
+    never computed twice, so its result is kept if the backward pass needs it. With `inputs`, the inputs of matrix products and
+    attention are kept too, because the gradients of weights read them from memory; without (activation checkpointing cheap),
+    they are computed again. Everything else (elementwise operators, casts, norms) is computed again from the kept tensors,
+    within the kernels of the backward pass. The partitioner, but not this trace, keeps the statistics of norms.
+    tests/plan/test_compiled_blocks.py compares the two.
     """
     forward = block.forward
 
@@ -102,7 +103,8 @@ def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> N
 
 
 class _Saved:
-    """A tensor that autograd keeps. If it is computed again, `tensor` is None, and `origins` are what it is computed from."""
+    """A tensor that autograd keeps. If the backward pass computes it again, `tensor` is None, and `origins` are the tensors
+    from which it is computed."""
 
     def __init__(self, tensor: Sized) -> None:
         self.tensor: Sized | None = tensor
@@ -111,7 +113,7 @@ class _Saved:
 
 
 class _Kept(DispatchMode):
-    """Notes from which tensors each result can be computed again.
+    """While it is active, notes for each result of an operator from which tensors the result can be computed again.
 
     Attributes:
         origins: for the storage of each result, the tensors on the meta device that it is computed from: results of products

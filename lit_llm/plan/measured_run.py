@@ -1,4 +1,4 @@
-"""The measured speed of a run or a machine, as a correction of the planned one."""
+"""The measured speed of a run or a machine, as a correction of planned speeds."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from lit_llm.runs.run_folder import CONFIG
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The newest launch of a run that measured its speed, as a correction of the planned speed.
+    """A measured speed, of a launch of a run or of a certificate, as a correction of the planned speed.
 
     Attributes:
-        rows: number of logged rows, over which `step_seconds` is the median.
-        slowness: measured over planned seconds of computing. If the dense peak of the run's hardware is unknown, a peak of
-            1 TFLOP/s is planned, and the ratio holds for the same hardware only.
+        run: the run's folder, or the certificate's file.
+        step_seconds: measured seconds of an optimizer step, the median of the logged rows.
+        rows: number of these rows.
+        slowness: measured over planned seconds of computing (`speed.with_slowness`). If the dense peak of the run's hardware is
+            unknown, a peak of 1 TFLOP/s is planned, and the ratio holds for the same hardware only.
     """
 
     run: Path
@@ -46,11 +48,12 @@ class MeasuredRun:
         return self.settings.dense_peak(self.hardware) is not None
 
     def holds_for(self, hardware: Hardware) -> bool:
-        """Whether the speed says something about this hardware."""
+        """Whether `slowness` corrects plans for `hardware`. If the peak of the measured hardware is known, both must be GPUs;
+        if not, both must be the same hardware."""
         return self.hardware.is_gpu and hardware.is_gpu if self.has_peak else hardware == self.hardware
 
     def sentence(self, hardware: Hardware) -> str:
-        """The measured speed and where it is used, for the page."""
+        """Return a sentence for the page of a plan for `hardware`: the measured speed, and whether it corrects this plan."""
         name = self.hardware.name
         where = f"{self.settings.layout.devices} x {name}"
         text = f"{duration(self.step_seconds)} per step on {where}, median of {counted(self.rows, 'row')} ({self.run})"
@@ -60,14 +63,15 @@ class MeasuredRun:
         return f"{text}. Not carried to {hardware.name}: {why}"
 
     def origin(self, planned: str, hardware: Hardware) -> str:
-        """Where the corrected MFU comes from, if `planned` says where the planned MFU comes from."""
+        """Return where the MFU of a plan for `hardware` comes from: `planned`, the origin of the uncorrected MFU, and, if this
+        measurement corrects the plan, the correction."""
         if not self.has_peak or not self.holds_for(hardware):
             return planned
         return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.run}"
 
 
 def measured_run(run: Path) -> MeasuredRun:
-    """The speed of the newest launch in a run's plan.json that measured one.
+    """Return the speed of the newest of those launches in a run's plan.json that measured a speed.
 
     Raises:
         UserError: There is no such run, or its plan.json is missing, damaged, or without a measured step.
@@ -81,9 +85,9 @@ def measured_run(run: Path) -> MeasuredRun:
 
 
 def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
-    """(speed of a step, GB/s of writing a checkpoint or None) as a certificate (`python -m lit_llm certify`) has measured them.
+    """Return (speed of a step, GB/s of writing a checkpoint or None) from a certificate (`python -m lit_llm certify`).
 
-    The speed of its slowest all-reduce becomes the bandwidth between devices of a node.
+    If the certificate has measured all-reduces, the slowest one gives the bandwidth between devices of a node.
 
     Raises:
         UserError: The file cannot be read, or its speeds were not measured.
@@ -107,7 +111,7 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
 
 
 def _as_measured(source: Path, values: dict[str, Any], problem: str) -> MeasuredRun:
-    """The measured run that the `values` of a JSON file describe.
+    """Return the measured run that `values` from the JSON file or folder `source` describe.
 
     Raises:
         UserError: `problem`, because a value is missing or has a wrong type.
@@ -124,7 +128,8 @@ def _as_measured(source: Path, values: dict[str, Any], problem: str) -> Measured
 
 
 def settings_values(run: PlannedRun) -> dict[str, Any]:
-    """The settings as values for JSON, under the names of `PlannedRun`, without the size of the data and the rates."""
+    """Return the settings as values for JSON, under the names of `PlannedRun`, but without the size of the data and without
+    learning rates."""
     return asdict(replace(run, data=DataFacts(), schedule=Schedule(run.schedule.kind)))
 
 
@@ -152,7 +157,7 @@ def _settings(values: dict[str, Any]) -> PlannedRun:
 
 
 def differences(measured: PlannedRun, planned: PlannedRun) -> list[str]:
-    """Settings that affect the speed and differ between two runs: `name before → now`."""
+    """Return the settings that affect the speed and differ between the two runs, each as `name measured → planned`."""
     without_effect = ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
     names = [field.name for field in fields(measured.model) if field.name not in without_effect]
     pairs = [(f"model.{name}", getattr(measured.model, name), getattr(planned.model, name, None)) for name in names]

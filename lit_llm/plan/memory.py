@@ -1,8 +1,9 @@
 """Peak memory per rank: weights and optimizer state, plus what a training step adds at its peak. GB = 1e9 bytes.
 
-CUDA's allocator reserves more than tensors take. It keeps a pool of memory for each stream and lends nothing between them.
-FSDP2 gathers weights and reduces gradients on streams of their own. So their buffers take memory also while they are not used,
-and so do the sharded gradients, which are views of the reductions' results.
+CUDA's allocator reserves more than tensors take. It keeps a pool of memory for each stream, and no stream can use the pool of
+another. FSDP2 gathers weights and reduces gradients on two streams besides the computing stream. So the buffers of gathers and
+reductions take memory all the time, even while they are empty. So do the sharded gradients, which are views of the reductions'
+results.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from lit_llm.plan.weights import (
 CONTEXT_GB = 1.0
 """GPU memory of the driver's context and of NCCL, in addition to torch's. An assumption."""
 SLACK = 1.03
-"""Bytes that CUDA's allocator reserves over those that it allocates at the peak: the median of 25 runs whose logs have both
-figures, 1.003 to 1.159 (benchmarks/published_memory.py)."""
+"""Ratio of the bytes that CUDA's allocator reserves to those that it allocates at the peak: the median of 25 runs whose logs
+have both figures, with ratios of 1.003 to 1.159 (benchmarks/published_memory.py)."""
 MOST = 1.25
-"""The most memory that a GPU needs, for the allocator and libraries too, over the planned memory. Tuned on published runs."""
+"""Ratio of the most memory that a GPU needs, with allocator and libraries, to the planned memory. Tuned on published runs."""
 COMMUNICATOR_GB = 0.5
 """Buffers of NCCL for each dimension of a mesh, beyond CONTEXT_GB. An assumption."""
 
@@ -44,11 +45,11 @@ class Memory:
     """Peak bytes of one rank. `parts` add up to `total`; `moment` names the phase of the step in which the peak occurs.
 
     Attributes:
-        moments: `parts` at the peak of each phase of `steps`, and then of the optimizer step.
-        steps: micro-batches that differ in memory, in their order.
+        moments: (phase, `parts` at the phase's peak) for each phase of each micro-batch in `steps`, and for the optimizer step.
+        steps: those micro-batches of a step that differ in memory, in their order.
         reserved: bytes that CUDA's allocator takes from the device. None on a CPU.
         notes: facts about a custom model that are unknown or assumed, one sentence each.
-        is_known: whether activations are counted.
+        is_known: whether activations are counted. False: the model cannot be traced.
     """
 
     parts: dict[str, int]
@@ -76,9 +77,10 @@ def usable_bytes(hardware: Hardware) -> float:
 
 
 def most_memory(settings: PlannedRun, memory: Memory) -> int | None:
-    """The most bytes that a GPU may need: more slack, NCCL's buffers, float8 copies of weights, twice the rows of experts.
+    """Return the most bytes that a GPU may need. None on a CPU, and if activations are not counted.
 
-    None on a CPU, and if activations are not counted.
+    The terms are the reserved bytes times MOST, NCCL's buffers, float8 copies of weights, and with expert parallelism the
+    activations once more, because one rank's experts may get more rows than others.
     """
     if memory.reserved is None or not memory.is_known:
         return None
@@ -97,7 +99,8 @@ def peak_memory(settings: PlannedRun, *, cuda: bool) -> Memory:
 
 
 def host_bytes(settings: PlannedRun, hardware: Hardware) -> int:
-    """Bytes of a machine's memory for what `cpu_offload` keeps there: weights, gradients, state, and work of the update."""
+    """Return the bytes of a machine's memory for what `cpu_offload` keeps there: weights, gradients, optimizer state, and the
+    temporary tensors of the update. 0 without offload."""
     layout, most = settings.layout, 0
     for rank in range(layout.pipeline.ranks if settings.offloads(cuda=hardware.is_gpu) else 0):
         step = Step(settings, settings.sequences, rank=rank)  # cuda=False: a CPU runs the update
@@ -109,20 +112,21 @@ def host_bytes(settings: PlannedRun, hardware: Hardware) -> int:
 
 
 def fits_host(settings: PlannedRun, hardware: Hardware) -> bool:
-    """Whether a machine's memory, if it is known, has room for what `cpu_offload` keeps there."""
+    """Whether a machine's memory has room for what `cpu_offload` keeps there. If the memory is unknown, the answer is yes."""
     has = hardware.host["memory_gb"]
     return has is None or host_bytes(settings, hardware) <= has * 1e9
 
 
 def peaks_of_ranks(settings: PlannedRun, *, cuda: bool) -> list[Memory]:
-    """Peak memory of each pipeline rank (without a pipeline, of one rank), in the stage of a batch ramp that needs most."""
+    """Return the peak memory of each pipeline rank (without a pipeline, of one rank). With a batch ramp, these are the peaks in
+    the ramp's stage that needs most."""
     ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
     memories = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
     return max(memories, key=lambda ranks: max(rank.needed for rank in ranks))
 
 
 def _memory_of_rank(step: Step) -> Memory:
-    """Peak memory of a rank, for the first micro-batch of a step."""
+    """Return the peak memory of a rank in an optimizer step whose first micro-batch is `step`."""
     settings, layout, weights = step.settings, step.settings.layout, step.settings.weights_of_rank(step.rank)
     gradients = stored_bytes(weights, settings.weight_bytes, trainable=True)
     resident, work = _resident(step, weights)
@@ -177,9 +181,10 @@ def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
 
 
 def _pools(weights: Weights, layout: Layout, sizes: tuple[int, int]) -> tuple[int, int, int]:
-    """The arguments `gathers`, `gradients` and `reductions` of `reserved_bytes`: bytes that FSDP2's streams reserve.
+    """Return the arguments `gathers`, `gradients` and `reductions` of `reserved_bytes`.
 
-    The largest group of weights is gathered while the next ones are prefetched; the gradients of one group are reduced.
+    At most, the largest group of weights and the groups prefetched after it are gathered at a time, and the gradients of one
+    group are reduced.
     """
     shards = layout.divisor("parameters")
     *groups, _ = gathered_groups(weights, tied=layout.pipeline.ranks == 1 and is_tied(weights))
@@ -192,12 +197,14 @@ def _pools(weights: Weights, layout: Layout, sizes: tuple[int, int]) -> tuple[in
 def reserved_bytes(
     resident: int, moments: list[tuple[dict[str, int], int]], gathers: int = 0, gradients: int = 0, reductions: int = 0
 ) -> int:
-    """Bytes that CUDA's allocator reserves: the peak of the computing stream, and the pools of the other streams.
+    """Return the bytes that CUDA's allocator reserves: the peak of the computing stream, and the pools of the other streams.
 
     Args:
         resident: bytes of weights and optimizer state.
         moments: for each phase of the step, the bytes that it adds, by kind, and further bytes of the computing stream.
+        gathers: most bytes of gathered weights on their stream at a time.
         gradients: bytes of the rank's shard of the gradients, which are views of the reductions' results.
+        reductions: most bytes of gradients in reduction on their stream at a time.
     """
     pooled = "gradients" if gradients else ""
     computing = max(sum(n for kind, n in added.items() if kind != pooled) + own for added, own in moments)
@@ -205,7 +212,8 @@ def reserved_bytes(
 
 
 def resolved(settings: PlannedRun, hardware: Hardware) -> PlannedRun:
-    """The settings with auto replaced by what FSDP2 keeps whole: the choice of `keep`, or on a GPU the fastest that fits.
+    """Return the settings without auto: `layout.kept` says what FSDP2 keeps whole of the weights and gradients that
+    `layout.auto` names. It is the choice of `keep`, or on a GPU the fastest choice that fits.
 
     If no choice fits, FSDP2 keeps whole only what the settings demand.
     """

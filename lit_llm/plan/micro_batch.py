@@ -1,16 +1,17 @@
 """The memory and FLOPs of a micro-batch: of a whole model, or of the stages of a pipeline over an optimizer step.
 
-A rank of a pipeline plays its actions in torch's order. The traces of the passes release the output of a stage, its input and
-the gradients of both when no operation needs them. In a step, some of them stay:
+For a pipeline rank, this file adds up the traces of its actions (forward or backward of a stage) in torch's order. The trace of
+an action releases the output of the stage, its input and the gradients of both when no operation needs them any more. In a real
+step, some of these tensors stay longer:
 
-- A stage has a buffer for each input and for each gradient of an output. Between stages of one rank nothing is copied: the
-  result of one stage takes the place of the other's buffer.
+- A stage has a buffer for each input and for each gradient of an output. Between two stages of one rank nothing is copied: the
+  result of one stage takes the place of the other stage's buffer.
 - With several stages on a rank, torch waits for its messages only at the end of the step, and gloo keeps the sent tensors until
   then. NCCL releases a tensor when it has been sent.
 - If the gradient of an input is computed before those of weights, it stays with its input until the end of the step.
 
 Blocks of one kind allocate the same, so one of each kind is traced, besides the first and the last. Sizes are linear in the
-number of sequences, so the sizes for any number follow from traces of two.
+number of sequences, so the sizes for any number of sequences follow from the traces of two numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:  # imports torch
 
 _TRACED_SEQUENCES = (2, 3)
 _MOST_BLOCKS = 16
-"""The most blocks of rows of the loss's softmax that are traced. For more rows, sizes follow from fewer."""
+"""The most blocks of rows of the loss's softmax that are traced. For more rows, sizes follow from traces of fewer rows."""
 _RECOMPUTED = (
     "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
     "planned"
@@ -59,7 +60,8 @@ _RECOMPUTED = (
 
 @cached_by_text
 def micro_batch(step: Step) -> MicroBatch:
-    """Memory and FLOPs of a micro-batch, or in a pipeline, of a step. The first call for a model takes tenths of a second."""
+    """Return memory and FLOPs of a micro-batch, or in a pipeline, of an optimizer step. The first call for a model takes tenths
+    of a second."""
     if isinstance(step.settings.model, OwnModel):
         from lit_llm.plan.own_trace import micro_batch_of_own  # imports torch
 
@@ -68,7 +70,8 @@ def micro_batch(step: Step) -> MicroBatch:
 
 
 def one_micro_batch(settings: PlannedRun, *, cuda: bool) -> MicroBatch:
-    """The work of a single micro-batch with eager blocks that are not sharded: its FLOPs and the bytes that it writes."""
+    """Return the work of one micro-batch through all blocks, eager and without FSDP2 or a pipeline: its FLOPs, and the bytes
+    that operations write."""
     layout = replace(settings.layout, strategy="single", pipeline=NO_PIPELINE)
     alone = replace(settings, layout=layout, compute=replace(settings.compute, compile=False))
     return micro_batch(Step(alone, settings.sequences, cuda=cuda))
@@ -76,7 +79,8 @@ def one_micro_batch(settings: PlannedRun, *, cuda: bool) -> MicroBatch:
 
 @cached_by_text
 def stages_work(settings: PlannedRun, rank: int, *, cuda: bool) -> MicroBatch:
-    """One micro-batch through the stages of a pipeline rank. With a pipeline, its memory is not the memory of a step."""
+    """Return the work of one micro-batch through the stages of a pipeline rank. With a pipeline, its memory is not the memory
+    of a step, in which several micro-batches are under way."""
     return _of_stages(Step(settings, settings.sequences, rank=rank, cuda=cuda))
 
 
@@ -96,7 +100,8 @@ def _of_stages(step: Step) -> MicroBatch:
 
 
 def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
-    """The memory of a pipeline rank in a step. A step of many micro-batches repeats its middle, so fewer are played."""
+    """Return the memory of a pipeline rank in a step. A step of many micro-batches repeats its middle, so fewer micro-batches
+    are played."""
     settings = step.settings
     stages = {stage.number: stage for stage in settings.pipeline_stages(step.rank)}
     count = micro_batches_to_play(layout, step.micro_batches)
@@ -112,7 +117,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         whole[number] = gathered.forward(0).own if gathered.already else 0
 
     def buffers_after(task: Task) -> int:
-        """Number of buffers that an action adds (or, if negative, frees) and the trace does not have."""
+        """Return how many buffers more are live after an action than its trace says; negative: how many fewer."""
         stage = stages[task.stage]
         before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
         if task.kind == "forward":
@@ -126,7 +131,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
     @cache
     def played(kind: str, number: int, exist: bool) -> MicroBatch:
-        """The memory of a single action."""
+        """Return the memory of one action. `exist`: gradients of an earlier micro-batch exist."""
         run, stage = MicroBatch(), stages[number]
         if kind == "forward":
             passes[exist].forward_pass(run, stage)
@@ -176,7 +181,8 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
 
 class Passes:
-    """The changes of memory in the passes of stages. A method plays one pass: it adds the pass's changes to a `MicroBatch`."""
+    """The changes of memory in the passes of stages. The methods …_pass play a pass of a stage: they add the pass's changes to
+    the `MicroBatch` `run`."""
 
     def __init__(self, step: Step) -> None:
         self.step, settings = step, step.settings
@@ -259,13 +265,17 @@ class Passes:
 
     @staticmethod
     def _parts(changes: list[Change], stage: StageShare) -> tuple[list[Change], list[Change | None]]:
-        """(changes of a stage's blocks, also those that predict ahead; for each, the norm between it and a loss, or None)."""
+        """Return (changes of a stage's blocks, also of those that predict ahead; for each block, the change of the norm between
+        the block and a loss, or None if no loss follows the block)."""
         blocks, norms = changes[1 + stage.start : 1 + stage.stop], changes[1 + stage.stop :] if stage.last else []
         return blocks + norms[1::2], [None] * (len(blocks) - stage.last) + norms[::2]
 
 
 def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """(layers to trace, for each layer its index in them). The first, the last, and one of each kind in between are traced."""
+    """Return (layers to trace, for each layer the index in this list of the layer that stands for it), given each layer's kind.
+
+    The first layer, the last one, and one of each kind in between are traced.
+    """
     last = len(kinds) - 1
     between = {kind: i for i, kind in reversed(list(enumerate(kinds))) if 0 < i < last}
     traced = sorted({0, last, *between.values()})
@@ -273,7 +283,8 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
-    """The body's trace, extrapolated from two numbers of sequences if both have the same events. `split`: see `trace_body`."""
+    """Return the body's trace, extrapolated from traces of 2 and 3 sequences if both have the same kinds of events, or else
+    traced at the step's number of sequences. `split`: see `trace_body`."""
     from lit_llm.plan.trace import trace_body
 
     few, more = (trace_body(step.traced(sequences), layers, split=split) for sequences in _TRACED_SEQUENCES)
@@ -284,7 +295,8 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
 
 
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
-    """Forward and backward of the loss (see `trace_head`). The chunked loss is linear in its rows and the rows of a chunk."""
+    """Return the changes of forward and backward of the loss (see `trace_head`). The sizes of a chunked loss are linear in the
+    number of rows and in the rows of a chunk, so those of many rows follow from traces of few."""
     from lit_llm.plan.trace import trace_head
 
     settings, tp = step.settings, step.settings.layout.tensor_parallel

@@ -1,7 +1,7 @@
 """Optimizer state, and the work of an optimizer step: temporary memory and Muon's FLOPs. Sizes in bytes.
 
-With a mesh, each of Muon's matrices is whole on one rank of its pipeline stage (`lit_llm.optim.exchange`), and ranks share the
-experts of each layer. The optimizer's own functions tell which rank has which matrix.
+With a mesh, one rank of a pipeline stage, the owner, orthogonalises a whole matrix for Muon (`lit_llm.optim.exchange`); the
+ranks share the experts of each layer. The owners come from the optimizer's own functions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _ONE = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor", "ASGD")
 _TWO = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop")
 STATE_COPIES = {"SGD": 0, **dict.fromkeys(_ONE, 1), **dict.fromkeys(_TWO, 2)}
-"""Number of state tensors of the parameter's size, before those that options add. MuonAdamW's state is counted by group, and
-Adafactor's state of matrices by rows and columns."""
+"""{optimizer: number of state tensors of a parameter's size, without those that options add}. MuonAdamW's state is counted by
+group, and Adafactor's state of matrices by rows and columns."""
 
 STATE_OPTIONS = ("momentum", "centered", "amsgrad")
-"""Options of SGD and RMSprop, of RMSprop, and of Adam's kind that add a state tensor of the parameter's size."""
+"""Options that add a state tensor of a parameter's size: of SGD and RMSprop, of RMSprop, and of optimizers like Adam."""
 
 TORCH_MUON = "torch.optim.Muon"
 """The name of torch's Muon in a plan. Other packages have classes that are called Muon, too."""
@@ -38,7 +38,8 @@ TORCH_MUON = "torch.optim.Muon"
 class Optimizer:
     """An optimizer: its class name and the options that affect memory.
 
-    `more_states`: how many of STATE_OPTIONS are set.
+    `more_states`: how many of STATE_OPTIONS are set. `ns_dtype`: dtype of Muon's Newton-Schulz iteration; auto: bfloat16 on a
+    GPU, float32 on a CPU. `normuon`: whether Muon keeps a second moment for each row (NorMuon).
     """
 
     name: str
@@ -73,7 +74,7 @@ class Optimizer:
         return self.name in ("MuonAdamW", TORCH_MUON)
 
     def newton_schulz_bytes(self, *, cuda: bool) -> int:
-        """Bytes of an element in MuonAdamW's iteration, by its option `ns_dtype`."""
+        """Return the bytes of an element in Muon's Newton-Schulz iteration."""
         dtype = ("bfloat16" if cuda else "float32") if self.ns_dtype == "auto" else self.ns_dtype
         return {"float32": 4, "bfloat16": 2}[dtype]
 
@@ -81,9 +82,9 @@ class Optimizer:
 def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) -> float:
     """Bytes of optimizer state for these weights: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
-    `row_state_bytes` are extra. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte states, each
-    with an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column of the last two
-    dimensions. Frozen weights have no state.
+    The result is without `row_state_bytes`. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte
+    states, each with an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column of the last
+    two dimensions. Frozen weights have no state.
     """
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
@@ -92,9 +93,10 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
 
 
 def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, layout: Layout | None = None) -> int:
-    """Bytes of NorMuon's state on a rank: one number for each row of a hidden matrix.
+    """Return the bytes of NorMuon's state on a rank: one number for each row of a hidden matrix. 0 without NorMuon.
 
-    A rank has the numbers of all rows, so `whole` is not split. For experts, it has only those that it orthogonalises.
+    A rank has the numbers of all rows, so `whole` must be weights that are not split. Of experts, it has only the numbers of
+    the experts that it orthogonalises. `layout` None: one device.
     """
     if not optimizer.normuon:
         return 0
@@ -121,11 +123,12 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
 
 
 def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:
-    """Peak temporary memory of an optimizer step, without parameters, gradients and state. For Muon, see `MuonWork.work_bytes`.
+    """Return the peak temporary bytes of an optimizer step, without parameters, gradients and state. It does not hold for Muon,
+    which has `MuonWork.work_bytes`.
 
     Args:
-        cuda: on a GPU, torch's unfused optimizers process all tensors at once, and Lion keeps copies until `found_inf` is
-            applied.
+        cuda: whether the step runs on a GPU, where torch's unfused optimizers process all tensors at once, and Lion keeps
+            copies until `found_inf` is applied.
     """
     trainable, groups = [weight for weight in weights if weight.group is not None], Counter[str]()
     for weight in trainable:
@@ -163,9 +166,10 @@ class MuonWork:
         matrices: whole shapes of the trainable matrices, block by block.
         stacks: (experts, rows, columns) of each trainable parameter of experts, block by block.
         dimensions: sizes of the mesh dimensions that split a matrix, the innermost first. (): no mesh.
-        rows: number of replicas of the ranks that share a matrix.
-        expert: number of groups of these ranks that have different experts.
-        normuon: on a mesh, all ranks get one fp32 number for each row of a turn's matrices, before their parts of the updates.
+        rows: number of replicas of the group of ranks that share a matrix.
+        expert: number of parts of this group that have different experts.
+        normuon: whether the optimizer is NorMuon. On a mesh, all ranks then get one fp32 number for each row of the matrices
+            that are exchanged together, before they get their parts of the updates.
     """
 
     matrices: Shapes
@@ -177,7 +181,7 @@ class MuonWork:
 
     @classmethod
     def of(cls, whole: Weights, layout: Layout | None = None, *, normuon: bool = False) -> MuonWork:
-        """The work for `whole`, weights that are not split. `layout` None: one device."""
+        """Return the work for `whole`, which must be weights that are not split. `layout` None: one device."""
         layout = layout or Layout()
         taken = [weight for weight in whole if _takes_muon(weight)]
         matrices, stacks = (tuple(weight.shape for weight in taken if len(weight.shape) == n) for n in (2, 3))
@@ -189,15 +193,15 @@ class MuonWork:
         return math.prod(self.dimensions)
 
     def divides(self, stack: tuple[int, ...]) -> bool:
-        """Whether ranks have parts of each expert, because they cannot share whole ones."""
+        """Whether each rank has a part of every expert of `stack`, because the ranks cannot share whole experts equally."""
         return sharded_dimension((stack[0] // self.expert, *stack[1:]), self.shards // self.expert) > 0
 
     def experts_of_rank(self, stack: tuple[int, ...]) -> int:
-        """Number of experts of a layer that a rank orthogonalises: its own, or all of which it has a part (`MuonAdamW`)."""
+        """Return how many experts of a layer a rank orthogonalises: its own, or every expert of which it has a part."""
         return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
 
     def flops(self, iterate_bytes: int) -> float:
-        """Mean FLOPs of a rank in the iterations of one update. An element takes `iterate_bytes` in the iteration."""
+        """Return the mean FLOPs of a rank in the iterations of one update. `iterate_bytes`: bytes of an element in them."""
         from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
 
         of = partial(newton_schulz_flops, element_bytes=iterate_bytes)
@@ -209,8 +213,9 @@ class MuonWork:
         """Peak temporary memory of a step on the rank that needs most.
 
         Args:
+            parameter_bytes: bytes of an element of a parameter and of its momentum.
             iterate_bytes: bytes of an element in the iteration, and in transit.
-            cuda: on a GPU, copies are kept until `found_inf` is applied.
+            cuda: whether the step runs on a GPU, where copies are kept until `found_inf` is applied.
         """
         return max(
             self._bytes_of_matrices(parameter_bytes, iterate_bytes, cuda=cuda),
@@ -253,8 +258,8 @@ class MuonWork:
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
-    """Peak bytes of iterating on a matrix: two iterates and a polynomial; or one iterate and the squares that make the
-    polynomial; or, on a CPU, a narrow iterate and its fp32 copy for the norm."""
+    """Return the peak bytes of iterating on a matrix whose elements take `w` bytes. It is the largest of three: two iterates
+    and a polynomial; one iterate and the squares that make the polynomial; on a CPU, a narrow iterate and its fp32 copy."""
     from lit_llm.optim.owners import steps_together  # the package imports torch
 
     r, c = sorted(shape)
@@ -264,7 +269,8 @@ def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
 
 @lru_cache(maxsize=256)
 def _turns(shapes: Shapes, shards: int, rows: int) -> list[tuple[Shapes, tuple[int, ...], int]]:
-    """For each turn and rank that owns a matrix in it: (its shapes, elements of its replica's matrices, rows of all)."""
+    """Return for each turn (`owners.turns`: matrices that are exchanged together) and each rank that owns one of its matrices:
+    (shapes of the rank's matrices, elements of each matrix of the rank's replica, rows of all matrices of the turn)."""
     from lit_llm.optim.owners import owners, turns
 
     sizes = [math.prod(shape) for shape in shapes]

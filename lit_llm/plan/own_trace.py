@@ -1,10 +1,10 @@
 """The memory and FLOPs of a micro-batch of a user's module, traced as a whole.
 
-Nothing is assumed about its structure: forward, the loss of training and backward run once, on tensors without data. Sizes are
-linear in the number of sequences, so the sizes for any number follow from traces of two.
+Nothing is assumed about the module's structure: forward, the loss of training and backward run once, on tensors without data.
+Sizes are linear in the number of sequences, so the sizes for any number of sequences follow from the traces of two numbers.
 
-The memory stays unknown, and a note says why, if it depends on values, if an operator has no rule for sizes, or if the module
-takes too many operations, such as a loop over thousands of positions.
+The memory stays unknown, and a note says why, if operations depend on values of tensors, if an operator has no rule for sizes,
+or if the module takes too many operations, as in a loop over thousands of positions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _ON_GPU = {  # operators whose GPU kernels need an unknown amount of memory
 
 
 def micro_batch_of_own(step: Step) -> MicroBatch:
-    """Memory and FLOPs of a micro-batch of an `OwnModel`. If it cannot be traced, only gradients count, and a note says so."""
+    """Return memory and FLOPs of a micro-batch of an `OwnModel`. If the module cannot be traced, only gradients are counted,
+    and a note says so."""
     try:
         if step.sequences > 3:
             (few, operators), (more, _) = trace(step, 2), trace(step, 3)
@@ -72,9 +73,9 @@ def _own(step: Step) -> OwnModel:
 
 
 def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> MicroBatch:
-    """The micro-batch with these events in its phases.
+    """Return the micro-batch whose segments in the order of `PHASES` have these events.
 
-    FSDP2 is taken to hold the largest block whole all the time, and its gradients during the whole backward pass.
+    Assumption: FSDP2 holds the largest block whole all the time, and that block's gradients during the whole backward pass.
     """
     weights, exist = weights_of(step.settings.model), step.gradients_exist
     gathered = GatheredWeights(step, weights)
@@ -110,7 +111,7 @@ def trace(step: Step, sequences: int) -> Trace:
 
 @cached_by_text
 def cached_trace(step: Step) -> Trace | Exception:
-    """A trace, or why there is none."""
+    """Return the trace of the micro-batch `step`, or the exception that `trace` raises instead."""
     model, mode = _own(step), step.settings.compute.activation_checkpointing
     module, recorder = build_own(model.architecture, model.vocab_size), Recorder(cuda=step.cuda, most=MOST_OPERATIONS)
     for i, block in enumerate(module.blocks):

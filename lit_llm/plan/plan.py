@@ -30,7 +30,8 @@ DEVICE_MTBF_HOURS = 50_000.0
 
 
 class NextStep(NamedTuple):
-    """A flag that saves memory. Offload takes `host_bytes` of a machine's memory instead, and a step takes `step_seconds`."""
+    """A flag that saves `saves_bytes` of a rank's memory. Only for offload to host memory: `host_bytes`, the bytes that a
+    machine needs instead, and `step_seconds`, the time of a step (None: unknown, or another flag)."""
 
     flag: str
     saves_bytes: int
@@ -40,7 +41,14 @@ class NextStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All figures of a plan. Units are bytes and seconds unless the name says otherwise."""
+    """All figures of a plan. Units are bytes and seconds unless the name says otherwise. A figure is None if it is unknown.
+
+    Attributes:
+        settings: the run, with what FSDP2 keeps whole decided (`memory.resolved`).
+        fits: whether the run fits into the memory of the devices and, with offload, of their machines.
+        peak_tflops: dense peak of the run's matrix products on a device.
+        parts, phases: number of parameters by part; phases of the learning-rate schedule.
+    """
 
     settings: PlannedRun
     hardware: Hardware
@@ -61,7 +69,7 @@ class Plan:
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that compute a token, without the experts that the token does not use."""
+        """Number of parameters that compute a token: all but those of experts that the token does not use."""
         model = self.settings.model
         return self.parameters - (0 if isinstance(model, OwnModel) else model.idle_parameters)
 
@@ -77,7 +85,7 @@ class Plan:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """(least, most) time of a step over the planned time. None: see `speed.band`."""
+        """(least, most) time of a step, each divided by the planned time. None: see `speed.band`."""
         return band(self.settings, self.hardware, self.times, self.options)
 
     @property
@@ -104,20 +112,20 @@ class Plan:
 
     @property
     def budget(self) -> dict[str, Any] | None:
-        """The figures of the budget that is asked for, at the speed of this run."""
+        """The figures of the budget that `Options.flops` or `.days` sets, at this run's speed. None: see `budget.budget`."""
         speed = None if self.tokens_per_second is None else self.flops.total * self.tokens_per_second
         run = self.active_parameters, self.settings.tokens, speed
         return budget(self.options, self.hardware, self.settings.layout.devices, run)
 
     @property
     def rates_at(self) -> dict[str, float] | None:
-        """The learning rates of the step that is asked for, by the names of their curves."""
+        """The learning rates of step `Options.at`, by the names of their curves. None: no step is set, or no rate is known."""
         at, rates = self.options.at, self.settings.schedule.rates
         return None if at is None or rates is None else rates(at)
 
     @property
     def mfu(self) -> float | None:
-        """Useful FLOP/s of a step over the dense peak, as `throughput/mfu` measures it."""
+        """Useful FLOP/s of a step divided by the dense peak, as `throughput/mfu` measures it."""
         if self.times.step is None or self.peak_tflops is None:
             return None
         flops = self.flops.total * self.settings.tokens_per_step
@@ -125,14 +133,14 @@ class Plan:
 
     @property
     def mfu_origin(self) -> str:
-        """How the planner knows the speed."""
+        """Where the planned MFU comes from: "given" (`Options.mfu`), "fitted to published runs" or "assumed"."""
         if self.options.mfu is not None:
             return "given"
         return "assumed" if fitted_seconds(self.settings, self.hardware) is None else "fitted to published runs"
 
     @property
     def measured(self) -> str | None:
-        """The measured speed of a run, and where it is used."""
+        """A sentence about the measured speed that may correct this plan (`MeasuredRun.sentence`). None: there is none."""
         return None if self.options.measured is None else self.options.measured.sentence(self.hardware)
 
     @property
@@ -145,7 +153,7 @@ class Plan:
 
     @property
     def epochs(self) -> float | None:
-        """Number of passes over the data. None: unknown, or a mixture, whose phases tell its passes."""
+        """Number of passes over the data. None: unknown, or a mixture, whose `DataFacts.phases` have the passes."""
         data = self.settings.data
         if not data.train_tokens or data.phases:
             return None
@@ -153,7 +161,7 @@ class Plan:
 
     @property
     def chinchilla_multiple(self) -> float:
-        """Tokens of the run over the compute-optimal number of tokens."""
+        """Tokens of the run divided by the compute-optimal number of tokens for its parameters."""
         return self.settings.tokens / (compute.TOKENS_PER_PARAMETER * self.active_parameters)
 
     @property
@@ -198,7 +206,10 @@ class Plan:
 
     @property
     def writers(self) -> tuple[int, int, int]:
-        """(ranks that write a checkpoint, the most of them on a machine, machines). The first replica or rank 0 writes."""
+        """(number of ranks that write a checkpoint, the most of them on one machine, number of machines that they are on).
+
+        The ranks of the first replica write a sharded checkpoint, rank 0 any other.
+        """
         layout, sharded = self.settings.layout, self.settings.sharded_checkpoints
         if not (layout.splits_model if sharded == "auto" else sharded and layout.is_mesh):
             return 1, 1, 1
@@ -209,7 +220,7 @@ class Plan:
 
     @property
     def faster_micro_batch(self) -> tuple[int, float] | None:
-        """(largest micro-batch that fits, seconds of its step), if that saves a hundredth or more of the step."""
+        """(largest micro-batch that fits, seconds of a step with it), if such a step is at least 1 % faster; else None."""
         largest, step = self.largest_micro_batch, self.times.step
         if not largest or step is None or largest <= (self.settings.micro_batch_size or 0):
             return None
@@ -228,16 +239,17 @@ class Plan:
 
     @property
     def save_seconds(self) -> float:
-        """Seconds that the machine with most of the writers, or the storage of all machines, takes to write a checkpoint."""
+        """Seconds of writing a checkpoint: of the machine with most writers, or of the shared storage if that takes longer."""
         ranks, on_machine, _ = self.writers
         gbps = min(self.options.save_gbps * ranks / on_machine, self.options.storage_gbps or math.inf)
         return self.checkpoint_bytes / (gbps * 1e9)
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds for which training waits for a save: in the background, until all writers have copied their parts at once.
+        """Seconds for which training waits for a save. If saves run in the background, it waits until all writers, at the same
+        time, have copied their parts to host memory.
 
-        If the speed of copies is unknown, the time to write is the upper bound.
+        If the speed of copies is unknown, the result is the time to write, an upper bound.
         """
         if not self.copy_bytes:
             return self.save_seconds
@@ -261,10 +273,10 @@ class Plan:
         return max(best, self.save_seconds) if self.copy_bytes else best
 
     def lost(self, interval_seconds: float) -> float:
-        """Fraction of time lost to waiting for saves, wait/interval, and to redoing work after failures, interval/(2 · MTBF).
+        """Return the fraction of time lost to waiting for saves, wait/interval, and to work redone, interval/(2 · MTBF).
 
-        After a failure during a background save, the run resumes from the checkpoint before: write/MTBF more. If a save is not
-        finished after an interval, the next one waits for it.
+        After a failure during a background save, the run resumes from the checkpoint before, which costs write/MTBF more. If a
+        background save is not finished after an interval, the next save waits for it.
         """
         writing = self.save_seconds if self.copy_bytes else 0.0
         waiting = self.wait_seconds + max(0.0, writing - interval_seconds)
@@ -289,10 +301,13 @@ class Plan:
 
 
 def make_plan(settings: PlannedRun, hardware: Hardware, options: Options | None = None) -> Plan:
-    """Plan a run. The first plan of a model traces it, which takes tenths of a second for each setting of its step.
+    """Plan a run. `options` None: the defaults of `Options`.
+
+    A plan traces the model, which takes tenths of a second for each new combination of settings that a trace depends on.
 
     Raises:
-        UserError: sizes do not divide; one sentence per line.
+        UserError: sizes do not divide, the hardware lacks the attention kernel, or `options.at` is after the last step; one
+            sentence per line.
     """
     options = options or Options()
     problems = settings.problems()
@@ -341,9 +356,10 @@ def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes
 def next_steps(
     settings: PlannedRun, hardware: Hardware, memory: Memory, capacity_bytes: float | None, options: Options
 ) -> list[NextStep]:
-    """Flags that save memory, cheapest in time first.
+    """Return flags that save memory, those first that cost the least time.
 
-    If the run does not fit, the list ends with the first flag that makes it fit. Other meshes are listed only if they do so.
+    If the run does not fit, the list ends with the first flag that makes it fit. Flags for another mesh are listed only if they
+    make the run fit.
     """
     layout, tried = settings.layout, dict[str, PlannedRun]()
 
@@ -395,7 +411,7 @@ def next_steps(
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """All figures of a plan under the names that they have in `Plan` and its parts, as numbers, strings and None."""
+    """Return all figures of a plan for JSON, under the names that they have in `Plan` and in its fields."""
     settings, layout, memory = plan.settings, plan.settings.layout, plan.memory
     values = settings_values(settings)
     counted = ("sequences", "accumulation", "sequence_length", "tokens_per_step", "tokens", "sizes")

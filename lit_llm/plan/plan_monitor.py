@@ -206,7 +206,7 @@ class PlanMonitor(Callback):
             self._print_cost("for", time.monotonic() - self._began)
 
     def _write(self, trainer: Trainer, *, ended: bool = False) -> None:
-        """Write plan.json if this rank has new steps or measurements. At the end, the time is new in any case."""
+        """Write plan.json if this rank has new steps or measurements since the last call, or if training has `ended`."""
         run_dir, launch = Path(trainer.default_root_dir), self._launch
         if launch is None or not (run_dir / CONFIG).is_file():
             return
@@ -222,7 +222,7 @@ class PlanMonitor(Callback):
             rank_zero_warn(f"plan: {run_dir / PLAN} cannot be written: {error.strerror}.")
 
     def _measured(self, trainer: Trainer, launch: dict[str, Any]) -> dict[str, Any]:
-        """The measurements of this launch so far, by their names in plan.json."""
+        """Return the measurements of this launch so far, by their names in plan.json."""
         device, resident = trainer.strategy.root_device, trainer.callback_metrics.get("memory/peak_gb")
         figures: dict[str, Any] = {"rows": len(self.speeds), "trained_seconds": time.monotonic() - self._began}
         if device.type == "cuda":
@@ -241,7 +241,7 @@ class PlanMonitor(Callback):
         return figures
 
     def _compare(self, what: str, unit: str, predicted: float, measured: float, origin: str) -> None:
-        """Report once how a measurement differs from the plan, as a warning beyond `tolerance`."""
+        """Report how a measurement of `what` differs from the plan, once for each `what`; beyond `tolerance`, as a warning."""
         if what in self._reported:
             return
         self._reported.add(what)
@@ -254,14 +254,14 @@ class PlanMonitor(Callback):
 
 
 def _hardware(trainer: Trainer) -> Hardware:
-    """The device of this rank. `--throughput.peak_tflops` replaces the peaks of the hardware table."""
+    """Return the device of this rank. If `--throughput.peak_tflops` is set, it replaces the peaks of the hardware table."""
     hardware = this_machine(measure=False, device=trainer.strategy.root_device)
     given = getattr(callback_of(trainer, Throughput), "peak_tflops", None)
     return hardware if given is None else replace(hardware, peak_tflops=dict.fromkeys(hardware.peak_tflops, given))
 
 
 def settings_of_trainer(trainer: Trainer, module: LightningModule) -> PlannedRun:
-    """The run that is about to start.
+    """Return the run that is about to start, as the planner sees it.
 
     Raises:
         UserError: if the planner does not support the module, the data or the strategy.

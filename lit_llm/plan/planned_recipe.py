@@ -41,13 +41,13 @@ def build_to_plan(
     devices_per_node: int = 8,
     precision: Choice | None = None,
 ) -> RunObjects:
-    """Check a recipe for these devices, and build its objects on one CPU. Nothing is written.
+    """Check a recipe for the planned devices, and build its objects on one CPU. Nothing is written.
 
     Args:
         arguments: the arguments of `fit`.
-        devices: number of devices instead of the recipe's trainer.devices and num_nodes.
+        devices: number of planned devices. None: as the recipe's trainer.devices and num_nodes say.
         devices_per_node: devices in a node of the planned hardware.
-        precision: the meaning of trainer.precision auto on that hardware; None: as on this machine.
+        precision: what trainer.precision auto means on the planned hardware. None: what it means on this machine.
 
     Raises:
         UserError: Everything that `fit` would refuse, one sentence a line. Data files may be missing.
@@ -58,7 +58,7 @@ def build_to_plan(
 
 
 def planned_run(objects: RunObjects) -> tuple[PlannedRun, list[str]]:
-    """(the run, the assumptions about it, one sentence each), from the objects of `build_to_plan`.
+    """Return (the run, the assumptions about it, one sentence each) from the objects that `build_to_plan` returned.
 
     Raises:
         UserError: The run cannot be planned: the data module has no batch sizes, or the precision is unknown.
@@ -111,7 +111,8 @@ def planned_run(objects: RunObjects) -> tuple[PlannedRun, list[str]]:
 
 
 def _last_step(run: PlannedRun, epochs: int | None, notes: list[str]) -> int:
-    """The step at which `fit` ends, by `max_steps` or `max_epochs`, whichever is first. Adds a note if it is unknown."""
+    """Return the step at which `fit` ends, by `max_steps` or by `epochs`, whichever is first. If the size of the data is
+    unknown, it is `max_steps`, and `notes` gets a sentence."""
     steps = run.max_steps
     if steps == -1:
         return steps_of_epochs(run, epochs)
@@ -125,7 +126,7 @@ def _last_step(run: PlannedRun, epochs: int | None, notes: list[str]) -> int:
 
 
 def _rates(objects: RunObjects, run: PlannedRun, rate: Callable[[int, float], float]) -> Callable[[int], dict[str, float]]:
-    """A function from a step to its rates, by the names of the curves that `fit` logs."""
+    """Return a function from a step to its learning rates, by the names of the curves that `fit` logs. `rate`: from `_rate`."""
 
     @cache
     def peaks() -> dict[str, float]:
@@ -138,7 +139,7 @@ def _rates(objects: RunObjects, run: PlannedRun, rate: Callable[[int, float], fl
 
 
 def _rate(objects: RunObjects, steps: int) -> Callable[[int, float], float]:
-    """The learning rate as a function of the step and the peak rate."""
+    """Return the learning rate as a function of the step and the peak rate, in a run of `steps` steps."""
     schedule: callbacks.Schedule | None = objects.parts.get("schedule")
     if schedule is None:
         return lambda step, peak: peak
@@ -150,10 +151,10 @@ def _rate(objects: RunObjects, steps: int) -> Callable[[int, float], float]:
 
 
 def steps_of_epochs(run: PlannedRun, epochs: int | None) -> int:
-    """Number of optimizer steps in `epochs` epochs.
+    """Return the number of optimizer steps in `epochs` epochs.
 
     Raises:
-        UserError: the size of the data is unknown.
+        UserError: the size of the data is unknown, or there is no limit of epochs (None or -1).
     """
     data = run.data
     if not data.train_tokens or epochs in (None, -1):
@@ -163,7 +164,8 @@ def steps_of_epochs(run: PlannedRun, epochs: int | None) -> int:
 
 
 def _start(spec: RunSpec) -> RunStart:
-    """Where the planned run starts: a run that `--run` names, where `--resume auto` would continue it; others at step 0."""
+    """Return the checkpoint and step from which the planned run starts, as `--resume` says. Without this flag, it is auto for a
+    run that `--run` or `--run_dir` names, and never, which means step 0, for others."""
     config, arguments = spec.config, spec.arguments
     named = arguments.asks_for("run_dir") is not None
     resume = config.resume if arguments.asks_for("resume") is not None else "auto" if named else "never"

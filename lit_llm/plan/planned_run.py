@@ -37,10 +37,10 @@ CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Size of the dataset in tokens. `origin` says how it is known: "counted …", "estimated …", or "unknown" (sizes None).
+    """Size of the dataset in tokens. `origin`: how the size is known: "counted …", "estimated …", or "unknown" (sizes None).
 
-    `phases`: the draws of a mixture from its sources. `sequences`: number of sequences in one epoch of packed documents; None:
-    unknown, or not packed. `packing`: a sentence about the effect of packing on documents.
+    `phases`: for each phase of a mixture, its draws from the sources. `sequences`: number of sequences in one epoch of packed
+    documents; None: unknown, or not packed. `packing`: a sentence about the effect of packing on documents.
     """
 
     train_tokens: int | None = None
@@ -53,9 +53,10 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning-rate schedule: its class name, and the rate of a step with a peak of 1 (None: not known).
+    """The learning-rate schedule.
 
-    `rates`: the rates of a step by the names of their curves, such as `lr`. None: not known.
+    `kind`: its class name. `rate`: function from a step to its rate, if the peak rate is 1 (None: not known). `rates`: function
+    from a step to {curve: its rate}, with curves such as `lr` (None: not known).
     """
 
     kind: str = "Cosine"
@@ -74,11 +75,11 @@ class PlannedRun:
     """A run, as far as memory, time and cost depend on it. Each field has the name and the unit that a recipe has for it.
 
     Attributes:
-        loss_head, uses_reference: the attributes of the objective.
+        loss_head, uses_reference: the attributes with these names of the recipe's objective (`lit_llm.training.objective`).
         validation_every_n_steps: optimizer steps between two validations. None: there are none.
         checkpoint_every_n_steps: optimizer steps between two checkpoints. None: there are none.
-        ramp: the stages of a BatchRamp; the last stage has `global_batch_size`. Total tokens follow the ramp. `accumulation`
-            and `tokens_per_step` describe the final batch.
+        ramp: the stages of a BatchRamp, (first step, sequences of a step) each; the last stage has `global_batch_size`.
+            `tokens` follows the ramp; `accumulation` and `tokens_per_step` describe the final batch. (): a constant batch.
         block_size: tokens of a sequence. None: the model's block size.
         ema: whether an average of the weights is kept (`lit_llm.callbacks.EMA`).
     """
@@ -117,11 +118,11 @@ class PlannedRun:
         max_steps: int,
         **others: Any,
     ) -> PlannedRun:
-        """The view of a run that was built.
+        """Return the planner's view of a run whose objects are built.
 
         Args:
             parts: the run's objects by group of the recipe: at least data, loss and compute.
-            optimizer: the optimizer, with any parameters.
+            optimizer: the run's optimizer; its parameters do not matter.
             others: values of further fields.
 
         Raises:
@@ -160,7 +161,7 @@ class PlannedRun:
 
     @property
     def gpt(self) -> GPTConfig:
-        """The model, in code that only a GPT reaches: `problems` refuses such settings for other models."""
+        """The model, for code that only a GPT reaches: `problems` refuses the settings of such code for other models."""
         assert isinstance(self.model, GPTConfig)
         return self.model
 
@@ -177,7 +178,7 @@ class PlannedRun:
     def weights(self) -> Weights:
         """The weights of all stages of a pipeline, as tensor and expert parallelism split them for a rank.
 
-        If ranks cannot share experts equally, the share of the rank that has most is counted.
+        `Weight.share` of experts is that of the rank that has most of them, if ranks cannot share them equally.
         """
         weights = weights_of(self.model, self.lora, self.layout.tensor_parallel, self.layout.expert)
         ranks = self.layout.divisor("parameters")
@@ -199,12 +200,12 @@ class PlannedRun:
         return weights if self.layout.pipeline.ranks == 1 else weights_of_stages(weights, self.pipeline_stages(rank))
 
     def holders(self, ranks: int) -> int:
-        """Number of ranks that share the same experts, if `ranks` ranks share the other weights."""
+        """Return how many ranks share the same experts by FSDP2, if `ranks` ranks share the other weights."""
         return ranks * self.layout.tensor_parallel // self.layout.expert
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts have a mesh of their own."""
+        """Whether FSDP2 shards experts over other ranks than the other weights (a device mesh of their own)."""
         has_experts = isinstance(self.model, GPTConfig) and self.model.moe is not None
         return has_experts and (self.layout.expert > 1 or self.layout.tensor_parallel > 1)
 
@@ -215,7 +216,7 @@ class PlannedRun:
 
     @property
     def local_length(self) -> int:
-        """Tokens of a sequence on a rank, padded as `GPT.view` does: one chunk, or two if keys are gathered."""
+        """Tokens of a sequence on a rank, padded as in `GPT.view`: one chunk, or two chunks if context ranks gather keys."""
         layout = self.layout
         chunks = 2 if layout.context > 1 and layout.context_attention == "gather" else 1
         multiple = chunks * layout.context * layout.tensor_parallel
@@ -236,7 +237,8 @@ class PlannedRun:
 
     @property
     def micro_batches(self) -> dict[int, int]:
-        """{sequences of a micro-batch (0: impossible): the most of these in a step}. A ramp may have several sizes."""
+        """{size of a micro-batch in sequences: the most micro-batches of this size in a step}. The stages of a ramp may have
+        several sizes; size 0: the ranks cannot share the step of a stage."""
         most: dict[int, int] = {}
         for _, batch in self.stages:
             size = self.sequences_of(batch)
@@ -262,11 +264,11 @@ class PlannedRun:
         return hardware.peak_for(self.precision, self.compute.matmul_precision)
 
     def offloads(self, *, cuda: bool) -> bool:
-        """Whether weights, gradients and optimizer state are in host memory, and the device is a GPU with memory of its own."""
+        """Whether `cpu_offload` keeps weights, gradients and optimizer state in host memory. It has no effect without a GPU."""
         return cuda and self.layout.cpu_offload
 
     def changed(self, group: Literal["compute", "loss", "layout"], **values: Any) -> PlannedRun:
-        """This run with other values in a group."""
+        """Return this run with other values in one of its groups of settings."""
         return replace(self, **{group: replace(getattr(self, group), **values)})
 
     def tokens_before(self, step: int) -> int:
@@ -274,7 +276,8 @@ class PlannedRun:
         return sequences_before(self.stages, step) * self.sequence_length
 
     def problems(self) -> list[str]:
-        """One sentence for each size that does not divide, as `fit` says it.
+        """Return one sentence, as `fit` says it, for each reason why the ranks cannot share the model or the batch, or why a
+        custom model cannot have a setting.
 
         Raises:
             UserError: a custom model cannot be built.

@@ -40,7 +40,7 @@ aten = torch.ops.aten
 
 
 def _lstm_workspace(args: list[Any]) -> Tensor:
-    """A tensor as large as what oneDNN's LSTM layer keeps for its backward pass, which torch's own rule leaves out.
+    """Return a tensor as large as what oneDNN's LSTM layer keeps for its backward pass, which torch's own rule leaves out.
 
     It has the gates twice, the states of layer and iteration, the cells and the biases, in padded rows and whole pages, as
     torch 2.13 allocates them on x86.
@@ -61,7 +61,8 @@ def _lstm_work(x: Tensor, weights: list[Tensor]) -> int:
 
 
 def _padded(n: int, size: int) -> int:
-    """Elements of a padded row of oneDNN: whole cache lines, and one line more where rows would share the same cache sets."""
+    """Return the elements of a padded row of oneDNN, for n elements of `size` bytes: whole cache lines, and one line more where
+    rows would share the same cache sets."""
     n = -(-n * size // 64) * 64 // size
     return n + 64 // size if n % 256 == 0 else n
 
@@ -116,7 +117,7 @@ def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized
 
 
 class Undetermined(Exception):
-    """A module cannot be traced, because it depends on more than sizes. The message is the end of a sentence."""
+    """A module cannot be traced, because it depends on more than sizes. The message is the part of a sentence after because."""
 
 
 MOST_ELEMENTS = 2**18
@@ -124,15 +125,16 @@ MOST_ELEMENTS = 2**18
 
 
 class Recorder(DispatchMode):
-    """While it is active, each allocation, release and FLOP becomes an event of the current segment.
+    """While it is active, allocations, releases, FLOPs and collectives become events (`segments.Event`) of the current segment.
 
     Attributes:
         segments: a list of events for each part of the program; `begin` starts the next one, and may set `kind`.
         kind: kind of the events of storages that are allocated from now on.
-        weights: ids of the storages of weights; a cast of one is a copy of weights.
+        weights: ids of the storages of weights. The result of casting a weight gets events of the kind WEIGHT_COPIES.
         operators: names of the operators that have run. Filled only with `most`.
 
     Args:
+        cuda: whether temporary memory inside of kernels is that of a GPU's kernels.
         most: number of operations that a user's module may take. None: lit_llm's own code, where values never matter.
 
     Raises:
@@ -157,7 +159,7 @@ class Recorder(DispatchMode):
         self.kind = self.kind if kind is None else kind
 
     def copied(self) -> list[list[Event]]:
-        """The segments up to now."""
+        """Return a copy of the segments, to which later events are not added."""
         return [[*segment] for segment in self.segments]
 
     def add(self, kind: int, amount: int) -> None:
@@ -170,7 +172,7 @@ class Recorder(DispatchMode):
             self._watched[id(storage)] = storage
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, kind: int | None) -> Tensor:
-        """A tensor whose allocation another trace counts. Its release becomes an event of `kind`, or none if `kind` is None."""
+        """Make a tensor whose allocation another trace counts. Its release becomes an event of `kind`; None: no event."""
         before, self._counts = self._counts, False
         tensor: Sized = torch.empty(shape, dtype=dtype, device="cpu")  # type: ignore[assignment]
         self._counts = before
@@ -179,7 +181,7 @@ class Recorder(DispatchMode):
         return tensor
 
     def hand_over(self, tensor: Tensor) -> None:
-        """Leave the release of this tensor to another trace."""
+        """Do not record the release of this tensor, because another trace counts it."""
         self._watch(tensor.meta.untyped_storage(), None)  # type: ignore[attr-defined]
 
     def _watch(self, storage: Any, kind: int | None) -> None:
@@ -256,12 +258,13 @@ class Recorder(DispatchMode):
         return wrapped
 
     def _known(self, tensor: Tensor) -> Tensor | None:
-        """The values of a tensor that depend on no data, such as positions and masks, or None."""
+        """Return a tensor's values if they depend on no data, as those of positions and masks; None if they are unknown."""
         value = tensor.value if isinstance(tensor, Sized) else tensor
         return None if value is None or value.untyped_storage().data_ptr() in self._overwritten else value
 
     def _run_again(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Any) -> Any:
-        """The operator's results for known values; None if some values are unknown, or a tensor is large."""
+        """Return the operator's results, computed from known values. If a value is unknown or a tensor is large, return None,
+        and note that the values of the tensors that the operator overwrites are unknown from now on."""
         inputs = [*tensors_in((args, options))]
         is_known = not draws_random_numbers(operator) and all(self._known(tensor) is not None for tensor in inputs)
         again = None
@@ -286,13 +289,13 @@ class Recorder(DispatchMode):
 
 @dataclass(frozen=True)
 class _Result:
-    """The effect of an operator on inputs of given sizes, kept so that it need not run on the meta device again.
+    """The effect of an operator on inputs of given sizes, kept so that the operator need not run on the meta device again.
 
     Attributes:
         tensors: size, strides and type of each result, if all results are new tensors.
         is_list: the operator returns a tuple or list.
-        flops: FLOPs by torch's formulas and those in FLOPS.
-        work: temporary bytes inside of the kernel, which the trace cannot see.
+        flops: FLOPs by torch's formulas and those in `own_flops.FLOPS`.
+        work: temporary bytes inside of the kernel, which the trace cannot see (`_work_bytes`).
     """
 
     tensors: tuple[Any, ...]
@@ -326,7 +329,7 @@ _RESULTS: dict[Any, _Result] = {}
 
 
 def _work_bytes(packet: Any, args: list[Any], inputs: list[Tensor], result: Any, *, cuda: bool) -> int:
-    """Temporary memory inside of a kernel: as in torch 2.13's source and the allocator's log."""
+    """Return the temporary bytes inside of an operator's kernel, by rules from torch 2.13's source and its allocator's log."""
     if packet is LOG_SOFTMAX and not inputs[0].is_contiguous():
         return inputs[0].numel() * inputs[0].element_size()
     # A GPU computes attention in blocks only if weights are dropped. Without dropout, the operator stands for FlexAttention.
@@ -345,7 +348,7 @@ def _work_bytes(packet: Any, args: list[Any], inputs: list[Tensor], result: Any,
 
 
 def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
-    """Temporary bytes of an operator that is written in Python: traced with inputs of these sizes."""
+    """Return the temporary bytes of an operator whose kernel is the Python function `body`: traced with inputs like `args`."""
     inner = Recorder(cuda=False)
     inputs = [_like(a) if isinstance(a, Tensor) else a for a in args]
     inner.exclude(a for a in inputs if isinstance(a, Sized))

@@ -14,12 +14,13 @@ from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_ti
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION, WRITTEN, KERNELS = range(9)
-"""Kinds of events: bytes of each of `KINDS`, then FLOPs. GRADIENTS are the gradients that a parameter receives. BUFFERS are not
-traced. WRITTEN and KERNELS are the bytes and the number of allocations."""
+"""Kinds of events: first live bytes of each of `KINDS`, then counts. GRADIENTS are the gradients that a parameter receives. No
+trace has BUFFERS. MATMUL and ATTENTION are FLOPs. WRITTEN and KERNELS are the bytes and the number of allocations."""
 TRAFFIC = tuple(
     (group, kind) for group in ("tensor", "context", "expert") for kind in ("all_gather", "all_reduce", "all_to_all")
 )
-"""For each group of ranks and kind of collective there are two more kinds of events: bytes of the whole tensor, and calls."""
+"""For each pair of a group of ranks and a collective there are two more kinds of events, numbered from KERNELS + 1 on: bytes of
+the whole tensor, and calls."""
 N_COUNTS = 4 + 2 * len(TRAFFIC)
 
 Event = tuple[int, int]
@@ -28,7 +29,7 @@ Segment = list[Event]
 
 
 def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) -> list[Segment] | None:
-    """`first` plus `times` the difference to `second`, event by event; None if the two have different events."""
+    """Return `first` + `times` · (`second` - `first`) for the amount of each event; None if the kinds of the events differ."""
     if [[kind for kind, _ in segment] for segment in first] != [[kind for kind, _ in segment] for segment in second]:
         return None
     return [
@@ -39,7 +40,8 @@ def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) 
 
 @dataclass(frozen=True)
 class Change:
-    """The sums of a segment: live bytes by kind at its end and peak, relative to its start, and `counts` of other kinds."""
+    """The sums of a segment's events. `end` and `peak`: live bytes of each of KINDS at the segment's end and at its peak,
+    relative to its start. `counts`: sums of all other kinds."""
 
     end: tuple[int, ...]
     peak: tuple[int, ...]
@@ -51,7 +53,7 @@ class Change:
 
         Args:
             split_gradient: splits a gradient's bytes into those that stay and those that are freed after its reduction.
-            narrow_weights: no copies of weights are made.
+            narrow_weights: leave out the copies of weights that the trace has (`Step.narrow_weights`).
         """
         live, total, most, counts = [0] * len(KINDS), 0, 0, [0] * N_COUNTS
         peak = tuple(live)
@@ -76,7 +78,7 @@ class Change:
 
 
 def combined(*terms: tuple[float, Change]) -> Change:
-    """The sum of changes, each times a factor."""
+    """Return the sum of changes, each multiplied by its factor."""
     rows = [[factor * number for number in (*c.end, *c.peak, *c.counts)] for factor, c in terms]
     n, sums = len(KINDS), [round(sum(column)) for column in zip(*rows, strict=True)]
     return Change(tuple(sums[:n]), tuple(sums[n : 2 * n]), tuple(sums[2 * n :]))
@@ -101,14 +103,14 @@ class Operation(NamedTuple):
 class MicroBatch:
     """Forward and backward of one micro-batch, without weights and optimizer state. `play` adds changes one after the other.
 
-    Earlier gradients are included: gradients of earlier micro-batches, or gradients of the previous step, which Lightning frees
-    only after the forward pass.
+    Gradients that exist before are included: those of earlier micro-batches, or those of the previous step, which Lightning
+    frees only after the forward pass.
 
     Attributes:
         peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
             backward of the last norm; "backward".
-        on_other_streams: bytes of each peak that a GPU allocates on streams that gather and reduce.
-        live: bytes by kind, now.
+        on_other_streams: bytes of each phase's peak that a GPU allocates on streams that gather and reduce.
+        live: bytes of each of KINDS after the changes that were played so far.
         counts: FLOPs of matrix products and of attention that kernels execute, as torch's FlopCounterMode counts them; bytes
             that operations allocate, which is the write traffic to memory; the number of kernels that allocate; TRAFFIC.
         timeline: an entry for each change that was played.
@@ -135,7 +137,7 @@ class MicroBatch:
         self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], gathered: Bytes, flops: int = 0) -> None:
-        """Add a moment to the timeline, and keep it as the phase's peak if none before it was higher."""
+        """Add a moment with the bytes `live` and `gathered` to the timeline. If it exceeds the phase's peak, it is the peak."""
         by_kind = dict(zip(KINDS, live, strict=True))
         by_kind[KINDS[BUFFERS]] += sum(gathered)
         self.timeline.append(Operation(phase, by_kind, flops))
@@ -171,7 +173,8 @@ class Step:
     gradients_exist: bool = False
 
     def traced(self, sequences: int) -> Step:
-        """A step of `sequences` with only the settings that a trace depends on. Runs that differ in others share traces."""
+        """Return a step of `sequences` with only the settings that a trace depends on, so that runs which differ in other
+        settings share a trace."""
         run, layout = self.settings, self.settings.layout
         names = ("tensor_parallel", "expert", "context", "context_attention")
         local = Layout(**{name: getattr(layout, name) for name in names})
@@ -191,7 +194,7 @@ class Step:
         return self.settings.offloads(cuda=self.cuda)
 
     def own_part(self, gradients: int) -> int:
-        """Bytes of reduced gradients that stay on this device. `gradients`: their bytes before the reduction."""
+        """Return the bytes of gradients that stay on this device after their reduction. `gradients`: their bytes before it."""
         return 0 if self.offloads else gradients // self.settings.layout.divisor("gradients")
 
     @property
@@ -201,11 +204,11 @@ class Step:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether whole gradients of earlier micro-batches wait to be reduced."""
+        """Whether FSDP2 holds whole gradients of earlier micro-batches, to reduce them after the last micro-batch."""
         return self.gradients_exist and self.fsdp and self.settings.layout.kept.gradients
 
     def gradients(self, weights: Weights) -> tuple[int, int]:
-        """(kind, bytes) of the gradients of these weights that an earlier micro-batch or step has left."""
+        """Return (kind, bytes) of the gradients of `weights` that an earlier micro-batch or step has left on this device."""
         if self.keeps_gradients:
             return BUFFERS, reduced_bytes(weights)
         return GRADIENTS, self.own_part(stored_bytes(weights, self.settings.weight_bytes, trainable=True))
@@ -238,11 +241,13 @@ class GatheredWeights:
     Attributes:
         blocks: number of blocks of the stage.
         gradients: bytes of the largest block's gradients.
-        shared_gradients: bytes of these gradients of which a rank keeps its share: more if fewer ranks share experts.
+        shared_gradients: bytes that, divided by the ranks, give those of these gradients that a rank keeps: more than
+            `gradients` if fewer ranks share the experts.
         root_gradients: bytes of the gradients of norm and head.
         sent: bytes of the fp32 buffer from which a block's gradients are reduced. 0: this micro-batch reduces none.
         already: whether an earlier micro-batch gathered the weights and kept them.
-        frees: whether whole weights are freed after use. The last micro-batch frees kept ones, and reduces kept gradients.
+        frees: whether whole weights are freed after use. The last micro-batch also frees kept weights, and reduces kept
+            gradients.
 
     Args:
         weights: parameters of the stage.
@@ -289,11 +294,12 @@ class GatheredWeights:
         return Bytes(self._root + self._block, min(self.prefetch, part) * self._block_buffer + sent)
 
     def reduction(self, block: int) -> Bytes:
-        """Bytes after the backward pass of a block, while its gradients are sent and those of the next block have arrived."""
+        """Return the bytes after the backward pass of a block, while the block's gradients are copied into the buffer that is
+        reduced, and the weights of the next block are gathered already."""
         own, sent = self.backward(block)
         return Bytes(own - (self._block if self.frees else 0), sent + (0 if block < self.blocks - 1 else self.sent))
 
     def _kept(self, blocks: int) -> int:
-        """Bytes of the whole weights of the root, the embedding and this many blocks. -1: of the root only."""
+        """Return the bytes of the whole weights of the root, the embedding and `blocks` blocks. -1: of the root only."""
         inside = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
         return self._root + (self._embedding if blocks >= 0 else 0) + inside

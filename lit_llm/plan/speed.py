@@ -1,6 +1,7 @@
 """Seconds of an optimizer step: of computation, communication, the optimizer in host memory, and the pipeline's bubble.
 
-Computation on a GPU takes t, with speeds fitted to `benchmarks/published.yaml` (`python benchmarks/published_speed.py --fit`):
+Computation on a GPU takes t. Its constants narrow, matmul, attention and passes are fitted to `benchmarks/published.yaml`
+(`Constants`; `python benchmarks/published_speed.py --fit`). The width of a matrix is its shorter side:
 
     t = matrix FLOPs · (1 + narrow / width) / (peak · matmul) + causal attention FLOPs / (peak · attention)
         + bytes written · passes / memory bandwidth + the optimizer's bytes / memory bandwidth
@@ -27,7 +28,7 @@ from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
 
 UNFITTED_MFU = 0.4
-"""Assumed MFU of devices that no run of the file covers: CPUs, and GPUs of unknown memory bandwidth."""
+"""Assumed MFU of devices for which the formula has no constants or figures: CPUs, and GPUs of unknown memory bandwidth."""
 LAUNCH_SECONDS = 5e-6
 """Time in which a CPU starts a kernel. An assumption."""
 SAVE_GBPS = 0.65
@@ -36,11 +37,11 @@ SAVE_GBPS = 0.65
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank in an optimizer step; with a pipeline, of the mean rank.
+    """The work of one rank in an optimizer step; with a pipeline, the mean over its ranks.
 
     Attributes:
         body, head: FLOPs of matrix products of the blocks and of the head.
-        narrowness, head_narrowness: the means of 1 / width of these matrices.
+        narrowness, head_narrowness: the means of 1 / width over the elements of the blocks' and of the head's matrices.
         attention: FLOPs of attention that a causal mask leaves.
         written: bytes that operations of eager PyTorch write.
         optimizer: bytes of weights, gradients and state that clipping and the update read and write.
@@ -60,7 +61,7 @@ class Work:
 
 
 def work_of(settings: PlannedRun, *, cuda: bool) -> Work:
-    """The work of a rank, from the trace of a micro-batch and the sizes of its weights."""
+    """Return the work of a rank, from the trace of a micro-batch and the sizes of the weights."""
     layout, model = settings.layout, settings.model
     batch = one_micro_batch(settings, cuda=cuda)
     micro_batches = settings.accumulation / layout.pipeline.ranks
@@ -122,9 +123,8 @@ def _is_compiled(settings: PlannedRun) -> bool:
 
 
 def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
-    """(elements, mean of 1 / width) of the matrices of the head, or of all other matrices. The width is the shorter side.
-
-    A tied embedding is the head.
+    """Return (number of elements, mean of 1 / width over them) of the matrices of the head, or without `head`, of all matrices
+    but head and embeddings. The width is the shorter side. A tied embedding is the head.
     """
     heads = ("output head", "token embedding") if is_tied(weights) else ("output head",)
 
@@ -145,9 +145,11 @@ class Constants:
 
     Attributes:
         matmul, matmul_ampere: fraction of the dense peak that matrix products of infinite width reach, on Hopper and before.
-        narrow: width at which they are half as fast.
-        attention, attention_ampere: the fraction for FlashAttention 2, on Hopper and before. FlashAttention 3 has the second.
-        eager, compiled: passes over memory for each byte that an operation of eager PyTorch writes.
+        narrow: width at which matrix products are half as fast.
+        attention, attention_ampere: fraction of the dense peak that FlashAttention-2 reaches, on Hopper and before. For
+            FlashAttention-3 and -4 on Hopper, attention_ampere is taken.
+        eager, compiled: passes over memory for each byte that an operation of eager PyTorch writes, in an eager and in a
+            compiled model.
         float8: factor by which casts to float8 multiply these passes.
         exposed: the least share of FSDP's and DDP's communication that does not overlap with computation.
         waiting: the share of other communication that computation waits for.
@@ -169,9 +171,10 @@ FITTED = Constants()
 
 FITTED_DEVICES = ("a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb", "h200")
 UNKNOWN = {"kernels": (1.3, 1.35), "float8": (1.15, 1.1), "experts": (1.15, 2.0), "device": (1.15, 1.25)}
-"""Factors by which computing may be faster and slower, for each thing that the fit does not know. They multiply. Tuned on
-published runs (docs/evidence/plan-speed.md): kernels of another program or version; recipes of float8; how experts get their
-rows, and how few rows each has; devices that no run of the fit covers."""
+"""For each thing that the fit does not know, the factors by which computing may be faster and slower. `band` multiplies the
+factors of all things that a run has. Tuned on published runs (docs/evidence/plan-speed.md). kernels: those of another program
+or version; float8: recipes of float8; experts: how experts get their rows, and how few rows each has; device: devices that no
+run of the fit covers."""
 
 
 def gpu_seconds(work: Work, settings: PlannedRun, hardware: Hardware, constants: Constants = FITTED) -> float | None:
@@ -204,17 +207,17 @@ class Options:
     """Assumptions of a plan that are not settings of the run.
 
     Attributes:
-        mfu: useful FLOP/s over the dense peak while a rank computes, without recomputation. None: see `computing_seconds`.
+        mfu: useful FLOP/s over the dense peak while a rank computes; recomputation takes longer. None: see `computing_seconds`.
         price_usd_hour: price per device-hour. None: the range in the hardware table.
         mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
         save_gbps: GB/s at which a machine writes a checkpoint.
         storage_gbps: GB/s at which all machines together write one. None: each machine writes at `save_gbps`.
-        slowest_rank: step time of the slowest rank over the mean.
-        served_tokens: tokens the trained model will generate, for the lifetime FLOPs.
+        slowest_rank: step time of the slowest rank divided by the mean step time of the ranks.
+        served_tokens: tokens that the trained model will generate, for the FLOPs of its lifetime. None: not asked for.
         measured: the measured speed of a run (`plan --from_run`).
-        scaling_efficiency: computing time over step time, instead of planned waiting for communication and a pipeline.
-        flops, days: a budget of training, in FLOPs or in days of all devices.
-        at: an optimizer step whose learning rates are wanted.
+        scaling_efficiency: computing time over step time; replaces the planned waiting for communication and a pipeline.
+        flops, days: a budget of training, in FLOPs or in days of all devices. None: no budget.
+        at: the optimizer step whose learning rates are shown. None: none are.
     """
 
     mfu: float | None = None
@@ -240,7 +243,7 @@ class Times:
         communication: seconds of all communication, overlapped or not.
         exposed: seconds of communication that computation waits for.
         step: compute plus exposed communication, lengthened by the pipeline bubble, plus host, lengthened by the slowest rank.
-        recomputation: executed FLOPs over those without activation checkpointing.
+        recomputation: executed FLOPs divided by those without activation checkpointing.
         host: seconds of the optimizer in host memory, with `cpu_offload` (`host_seconds`).
     """
 
@@ -261,10 +264,10 @@ class Times:
 
 
 def computing_seconds(settings: PlannedRun, hardware: Hardware, options: Options) -> float | None:
-    """Seconds of computation in a step, with recomputation and the optimizer. None: unknown.
+    """Return the seconds of computation in a step, with recomputation and the optimizer. None: unknown.
 
-    They follow from the given MFU, from the speeds fitted to published runs on GPUs, or from UNFITTED_MFU. A measured run
-    corrects them, and replaces an unknown dense peak.
+    They follow from `Options.mfu` if it is set; else from the speeds fitted to published runs, if these cover the run; else
+    from UNFITTED_MFU. A measured run that holds for the hardware corrects them; the dense peak may then be unknown.
     """
     measured, peak = options.measured, settings.dense_peak(hardware)
     if measured is not None and not measured.holds_for(hardware):
@@ -283,16 +286,18 @@ def computing_seconds(settings: PlannedRun, hardware: Hardware, options: Options
 
 
 def fitted_seconds(settings: PlannedRun, hardware: Hardware) -> float | None:
-    """Seconds of computation in a step by the speeds fitted to published runs. None: these do not cover the run."""
+    """Return the seconds of computation in a step by the speeds fitted to published runs. None: they do not cover the run,
+    because it is not on a GPU, or its peak, memory bandwidth or trace is unknown."""
     if not hardware.is_gpu or not (work := work_of(settings, cuda=True)).body:
         return None
     return gpu_seconds(work, settings, hardware)
 
 
 def band(settings: PlannedRun, hardware: Hardware, times: Times, options: Options) -> tuple[float, float] | None:
-    """(least, most) time of a step over the planned time, by the factors of UNKNOWN, with all or no communication hidden.
+    """Return (least, most) time of a step, each divided by the planned time.
 
-    None: the speed is given, measured, or not fitted.
+    The least has the factors of UNKNOWN that make computing faster, and computation hides all communication. The most has those
+    that make it slower, and computation hides none. None: the speed is given, measured, or not fitted.
     """
     is_given = options.mfu is not None or options.measured is not None
     if is_given or times.step is None or times.compute is None or fitted_seconds(settings, hardware) is None:
@@ -312,7 +317,7 @@ def band(settings: PlannedRun, hardware: Hardware, times: Times, options: Option
 
 
 def _recomputation(settings: PlannedRun, hardware: Hardware) -> float:
-    """Executed FLOPs over those without activation checkpointing."""
+    """Return the executed FLOPs divided by those without activation checkpointing."""
     executed, plain = (
         one_micro_batch(run, cuda=hardware.is_gpu).flops
         for run in (settings, settings.changed("compute", activation_checkpointing="none"))
@@ -321,10 +326,10 @@ def _recomputation(settings: PlannedRun, hardware: Hardware) -> float:
 
 
 def step_times(settings: PlannedRun, hardware: Hardware, options: Options) -> Times:
-    """Seconds per step by cause.
+    """Return the seconds of a step by cause.
 
-    DDP's communication overlaps with the last backward pass, FSDP's with all computation. Computation still waits for a share
-    of it, and for a share of other communication (`Constants`).
+    DDP's communication overlaps with the last backward pass, FSDP's with all computation. Computation still waits for the share
+    `Constants.exposed` of this communication, and for the share `Constants.waiting` of other communication.
     """
     computing, micro_batches = computing_seconds(settings, hardware, options), settings.accumulation
     exchange = exchange_of(settings, hardware)
@@ -342,10 +347,10 @@ def step_times(settings: PlannedRun, hardware: Hardware, options: Options) -> Ti
 
 
 def with_slowness(source: MeasuredRun) -> MeasuredRun:
-    """The run with the correction of the plan for its own settings and hardware.
+    """Return `source` with the slowness that makes the plan of its own settings and hardware as long as the measured step.
 
     Raises:
-        UserError: The planned communication alone takes longer than the measured step.
+        UserError: The planned communication alone takes longer than the measured step, or the work of a step is unknown.
     """
 
     def step(slowness: float) -> float:

@@ -39,7 +39,7 @@ def _strategy(key: str, word: str) -> str:
 
 
 def _precision(key: str, word: str) -> dict[str, Any]:
-    """The settings of an overlay in `recipes/precision`, or a precision as the Trainer takes it."""
+    """Return the recipe settings that `word` stands for: an overlay in `recipes/precision`, or a precision of the Trainer."""
     overlays = {file.stem: file for file in sorted(_OVERLAYS.glob("*.yaml"))}
     if word in overlays:
         return read_yaml_file(overlays[word])
@@ -75,7 +75,7 @@ DEFAULT = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of values by key, with its plan, or the problem that prevents a plan."""
+    """One combination of swept values, {key: value}, with its plan. `plan` None: `problem` says why there is no plan."""
 
     values: dict[str, str]
     plan: Plan | None
@@ -108,7 +108,8 @@ def variants(
     """Plan every combination. A combination that is impossible or equals another one has a problem instead of a plan.
 
     Args:
-        layout: the layout of the recipe's strategy, used if the sweep does not vary the strategy.
+        axes: the result of `parse`. What it does not vary is as in `base` and `hardware`.
+        layout: returns the layout of the recipe's strategy. It is used if the sweep does not vary the strategy.
 
     Raises:
         UserError: a value is invalid in every combination (unknown hardware, precision or strategy, or not a number).
@@ -128,15 +129,16 @@ def variants(
 
 
 def fitting(compared: list[Variant], max_memory_gb: float | None) -> list[Variant]:
-    """The variants that fit the device, or may fit it, and need at most `max_memory_gb`."""
+    """Return the variants that fit the device, or may fit it, and that need at most `max_memory_gb` (None: no limit)."""
     most = math.inf if max_memory_gb is None else max_memory_gb * 1e9
     return [v for v in compared if v.plan is not None and v.plan.fits is not False and v.plan.memory.needed <= most]
 
 
 def cheapest(compared: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
-    """The variant with the lowest cost that fits the device and the limits; None if none does.
+    """Return the variant with the lowest cost of those that fit the device and the limits; None if none does.
 
-    Without known prices: the fewest device-hours. Without known times: the fewest devices, then the least memory.
+    If prices are unknown, it is the one with the fewest device-hours. If times are unknown too, it is the one with the fewest
+    devices, and among equals the one with the least memory. Limits of None do not apply.
     """
     candidates = []
     for variant in fitting(compared, max_memory_gb):
@@ -150,7 +152,8 @@ def cheapest(compared: list[Variant], *, max_memory_gb: float | None, deadline_h
 
 
 def nearest(compared: list[Variant], max_memory_gb: float | None) -> Variant | None:
-    """The best variant if none meets the limits: the fastest that fits, else the one with the least memory. None: no plan."""
+    """Return the best variant where `cheapest` finds none: the fastest that fits, or if none fits, the one with the least
+    memory. None: no variant has a plan."""
     fits = fitting(compared, max_memory_gb)
     planned = [(v.plan, v) for v in fits or compared if v.plan is not None]
     if not planned:

@@ -1,11 +1,11 @@
 """Traces allocations, releases and FLOPs of a micro-batch: the real model and loss run forward and backward without data.
 
-The body (all but the loss) and the loss head are traced apart, so that a body serves every chunk size and a head every mode of
-activation checkpointing. Between them, the last hidden states and two gradients are handed over: one trace counts their
-allocation, the other their release.
+The body (the model without the output matrix and the loss) and the loss head are traced apart, so that one trace of the body
+serves every chunk size, and one trace of the head every mode of activation checkpointing. The body hands over the last hidden
+states, the head their gradient and that of the output matrix: one trace counts their allocation, the other their release.
 
-Weights, buffers and the batch are not counted. A gradient that a parameter receives is freed and becomes an event GRADIENTS,
-because only its shard may stay, or it may be added to an earlier gradient.
+Weights, buffers and the batch are not counted. A gradient that a parameter receives is freed at once and becomes an event
+GRADIENTS, because what stays of it depends on the run: all of it, a shard, or nothing beside an earlier gradient.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Body:
 
     Attributes:
         segments: for the forward pass, the part before the blocks, each block, and the part after them; then for the backward
-            pass, in the order of execution, last norm, last block, …, first block, embedding. A split backward pass computes
-            only the gradients of inputs. Each token that is predicted ahead adds a block and a norm after the last norm.
+            pass, in the order of execution, last norm, last block, …, first block, embedding. Each token that is predicted
+            ahead adds, to both passes, a segment of a block and one of a norm, which in the forward pass follow the last norm.
         hidden_dtype: dtype of the hidden states that the loss gets.
         head_is_trainable: whether the loss returns a gradient of the output matrix.
     """
@@ -85,7 +85,8 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
 
     Args:
         step: a step with only the settings that a trace depends on (`Step.traced`).
-        split: compute only the gradients of inputs, and keep the tensors that the gradients of weights need.
+        split: whether the backward pass computes only the gradients of inputs, and keeps the tensors that the gradients of
+            weights need.
     """
     settings, config = step.settings, step.settings.gpt
     checkpointing, compiled = settings.compute.activation_checkpointing, settings.compute.compile
@@ -150,10 +151,14 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
 def trace_head(
     step: Step, rows: int, chunk_size: int | None, *, hidden_dtype: torch.dtype, trainable: bool, split: bool = False
 ) -> list[Segment]:
-    """Trace the loss of `rows` tokens: the events of its forward and of its backward pass.
+    """Trace the loss of `rows` tokens: return the events of its forward and of its backward pass.
 
-    With `split`, the backward pass has two segments: the gradient of the hidden states, and the release of all tensors that the
-    gradient of the output matrix does not need.
+    Args:
+        step: as in `trace_body`.
+        chunk_size: rows of a chunk of the loss. None: `cross_entropy`, which has all logits at once.
+        hidden_dtype, trainable: `hidden_dtype` and `head_is_trainable` of the `Body`.
+        split: whether the backward pass has two segments: the gradient of the hidden states, and the release of all tensors
+            that the gradient of the output matrix does not need.
     """
     recorder, config = Recorder(cuda=step.cuda), local_config(step.settings.gpt, step.settings.layout.tensor_parallel)
     recorder.kind, d = LOSS_HEAD, config.n_embd
@@ -230,17 +235,17 @@ def _accumulated(recorder: Recorder, parameter: Tensor) -> None:
 
 
 def _mark(recorder: Recorder, stream: Tensor) -> None:
-    """Begin a segment where a block ends, in the forward and in the backward pass."""
+    """Begin a segment in the forward pass now, and one in the backward pass when the gradient of `stream` is computed."""
     recorder.begin()
     if stream.requires_grad:
         stream.register_hook(lambda gradient: recorder.begin())
 
 
 class _Head(Function):
-    """Stands for the loss in the trace of the body: keeps nothing, and returns gradients that `trace_head` allocates.
+    """Stands for the loss in the trace of the body: keeps nothing, and returns gradients whose allocation `trace_head` counts.
 
-    If there are several losses, the last one runs backward first. The losses before it add their gradients of the matrix to its
-    gradient in place, as autograd does, and then release them.
+    If there are several losses, the last one runs backward first, and returns a gradient of the output matrix. The others add
+    theirs to it in place, as autograd does, so here they only release theirs.
     """
 
     @staticmethod
@@ -260,7 +265,7 @@ class _Head(Function):
 
 
 class _Received(Function):
-    """Stands for the body in the trace of the head: it counts the release of `hidden`, but not of its gradient."""
+    """Stands for the body in the trace of the head, which counts the release of `hidden`, but not that of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> tuple[Tensor, Tensor]:

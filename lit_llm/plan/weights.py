@@ -68,7 +68,7 @@ PlannedModel: TypeAlias = GPTConfig | OwnModel
 
 
 def planned_model(model: GPTConfig, architecture: Architecture | None) -> PlannedModel:
-    """`model`, or if there is an architecture, that with the settings that it takes from `model`."""
+    """Return `model`, or if the recipe has an architecture, this architecture with the settings of `model` that apply to it."""
     return model if architecture is None else OwnModel(architecture, model.block_size, model.vocab_size, model.eos_id)
 
 
@@ -80,9 +80,10 @@ class Weight:
         part: one of PARTS, or for a user's model, a child of the module.
         group: the group of the optimizer (`lit_llm.optim.parameter_groups`). None: frozen.
         block: the number of the block that has it; blocks that predict ahead follow the layers. None: outside of the blocks.
-        own_bytes: bytes of an element in fp32 precision, where the model itself chooses the dtype.
+        own_bytes: bytes of an element with precision 32-true, where the model itself chooses the dtype.
         experts: for a stack of experts' matrices, the number of experts of the layer on all ranks. 0: another weight.
-        share: if a rank has 1 / n of the elements of other weights, it has share / n of this one's (`PlannedRun.weights`).
+        share: if FSDP2 gives a rank 1 / n of the elements of other weights, the rank gets share / n of this weight's elements
+            (`PlannedRun.weights`).
     """
 
     name: str
@@ -101,11 +102,11 @@ class Weight:
 
     @functools.cached_property
     def split(self) -> float:
-        """Number of elements, before division by the number of ranks that share other weights."""
+        """`total` times `share`: divided by the number of ranks that share other weights, it is a rank's number of elements."""
         return self.total * self.share
 
     def itemsize(self, parameter_bytes: int) -> int:
-        """Bytes of an element, where most weights have `parameter_bytes`: adapters stay in fp32."""
+        """Return the bytes of an element in a precision in which most weights have `parameter_bytes`; adapters stay in fp32."""
         return self.own_bytes if parameter_bytes == 4 or self.part == "adapters" else parameter_bytes
 
 
@@ -114,13 +115,13 @@ Weights: TypeAlias = tuple[Weight, ...]
 
 @cached_by_text
 def weights_of(model: PlannedModel, lora: LoRAConfig | None = None, ranks: int = 1, expert: int = 1) -> Weights:
-    """The parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied matrix is counted once.
+    """Return the parameters on one of `ranks` tensor-parallel ranks, in the model's order. A tied matrix occurs once.
 
-    Matrices, the biases of their output columns, embedding and head are split. Norms, positions and the biases of the two
-    output projections are not.
+    Tensor parallelism splits matrices, the biases of their output columns, embedding and head. It does not split norms,
+    positions and the biases of the two output projections.
 
     Args:
-        expert: number of ranks that share the experts of a layer.
+        expert: number of ranks that share the experts of a layer by expert parallelism.
     """
     from lit_llm.distributed.tensor_parallel_sizes import local_config
     from lit_llm.optim import parameter_groups
@@ -172,7 +173,7 @@ def _part(name: str, dimensions: int) -> str:
 
 @cached_by_text
 def buffer_bytes(model: OwnModel, parameter_bytes: int) -> int:
-    """Bytes of the buffers of a user's module."""
+    """Return the bytes of the buffers of a user's module in a precision in which weights have `parameter_bytes`."""
     from lit_llm.plan.built_model import build_own
 
     buffers = list(build_own(model.architecture, model.vocab_size).buffers())
@@ -181,7 +182,7 @@ def buffer_bytes(model: OwnModel, parameter_bytes: int) -> int:
 
 
 def parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> dict[str, int]:
-    """Parameters by part, exactly as in the built model. A tied head is counted with the embedding."""
+    """Return {part: number of parameters}, as in the built model. A tied head is counted with the embedding."""
     counts = Counter[str]()
     for weight in weights_of(model, lora):
         counts[weight.part] += weight.total
@@ -189,7 +190,7 @@ def parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> dict[str,
 
 
 def total_parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> int:
-    """All parameters. A tied matrix counts once."""
+    """Return the number of all parameters. A tied matrix counts once."""
     return sum(weight.total for weight in weights_of(model, lora))
 
 
@@ -200,18 +201,20 @@ kept_sum = functools.lru_cache(maxsize=4 * _MOST_RESULTS)
 
 @kept_sum
 def stored_bytes(weights: Weights, parameter_bytes: int, *, trainable: bool = False) -> int:
-    """Bytes of the weights, or of those that get gradients and optimizer state, before ranks share them."""
+    """Return the bytes of the weights, or if `trainable`, of those that get gradients and optimizer state. Divided by the
+    number of ranks that share weights, they are the bytes on a rank."""
     return int(sum(w.split * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable))
 
 
 def average_bytes(weights: Weights) -> int:
-    """Bytes of the average of the trained weights, which is fp32 in every precision, before ranks share it."""
+    """Return the bytes of the average of the trained weights, which is fp32 in every precision. Divided by the number of ranks
+    that share weights, they are the bytes on a rank."""
     return int(sum(4 * w.split for w in weights if w.group is not None))
 
 
 @kept_sum
 def reduced_bytes(weights: Weights) -> int:
-    """Bytes of the whole gradients as FSDP2 reduces them: in fp32, too."""
+    """Return the bytes of the whole gradients as FSDP2 reduces them, which is in fp32."""
     return sum(4 * w.total for w in weights if w.group is not None)
 
 
@@ -222,7 +225,8 @@ def is_tied(weights: Weights) -> bool:
 
 @kept_sum
 def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:
-    """Bytes of the blocks' weights, and of all others, as FSDP2 gathers them: linear layers in the compute dtype."""
+    """Return the bytes of the blocks' weights, and of all others, as FSDP2 gathers them: weights of linear layers take
+    `compute_bytes` an element if that is less than they take as stored."""
 
     def size(weight: Weight) -> int:
         own = weight.itemsize(parameter_bytes)
@@ -235,9 +239,9 @@ def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -
 
 @kept_sum
 def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, Weights, int]:
-    """The groups that FSDP2 gathers: (the largest block, the root (last norm and head), the embedding, the number of blocks).
+    """Return the groups that FSDP2 gathers: (the largest block, root (last norm and head), embedding, number of blocks or 1).
 
-    `tied`: the embedding belongs to the root.
+    `tied`: whether the embedding belongs to the root.
     """
     blocks: dict[int, list[Weight]] = {}
     for weight in weights:
@@ -250,7 +254,8 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
 
 
 def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
-    """The weights of a rank's stages. An embedding that is tied, or serves to predict ahead, is also in the last stage."""
+    """Return the weights of a rank's pipeline stages. An embedding that is tied, or that serves to predict ahead, is in the
+    first and in the last stage of the pipeline."""
     blocks = {block for stage in stages for block in stage.layers}
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     twice = is_tied(weights) or any(stage.ahead for stage in stages)

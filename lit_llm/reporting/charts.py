@@ -18,14 +18,15 @@ _DOTTED = ("dots", *_SCATTERED)
 COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
 """Numbers of the page's colours, in an order in which neighbouring lines differ most."""
 _MOST = 600
-"""Most points of a line. If it has more, each stretch is drawn as its lowest and highest point, so that no spike is lost."""
+"""The most points drawn of a line. A longer line is cut into half as many stretches, each drawn as its lowest and highest
+point, so that no spike is lost."""
 _STRIPS = 60
-"""Most vertical strips of a picture. A strip shows its values when the pointer is on it."""
+"""The most vertical strips of a picture. A tooltip shows the values of the strip on which the pointer is."""
 
 
 class Line(NamedTuple):
-    """A curve. `color`: of the page's colours. `kind`: "" for a line, "dashed", "thin", "dots" for joined points, "points", or
-    "hollow" for points that are rings.
+    """A curve. `color`: the number of one of the page's colours. `kind`: "" (a line), "dashed", "thin", "dots" (points joined
+    by a line), "points" (points alone) or "hollow" (rings alone).
     """
 
     name: str
@@ -33,9 +34,9 @@ class Line(NamedTuple):
     points: Points
     kind: str = ""
     group: str = ""
-    """In the legend, lines of a group share this name."""
+    """The name in the legend of all lines of a group. "": the line has an entry of its own, with `name`."""
     label: str = ""
-    """A text beside each point."""
+    """A text above each point of a line whose points are drawn."""
 
 
 def chart(
@@ -52,16 +53,19 @@ def chart(
     logarithmic: bool = False,
     logarithmic_x: bool = False,
 ) -> str:
-    """A picture of curves over one axis, with their legend. Values that are not finite are left out and counted.
+    """The HTML of a picture of curves, with their legend. Values that are not finite are not drawn; a caption counts them.
 
     Args:
+        label: the name of the values.
+        x_name: the name of the x axis.
+        text_of_x: writes an x value beside the axis.
         unit: the unit of the values.
-        high: the highest value that is shown. None: the highest of all.
+        high: values above this one are cut off. None: no value is cut off.
         columns: x values that have a label on the axis. If empty: round numbers, or numbers whose logarithm is round.
         from_zero: the axis begins at 0, so that small changes look small.
         logarithmic: the axis of values is logarithmic; values that are not above 0 are left out.
         logarithmic_x: the x axis is logarithmic; all x must be above 0.
-        keyed: a legend names the lines, if there are several.
+        keyed: whether a legend names the lines, if there are several.
     """
     place_text = text_of_x if columns else _place_text
     if logarithmic:
@@ -136,7 +140,7 @@ def chart(
 def _strips(
     lines: Sequence[Line], across: Callable[[float], float], said_at: Callable[[Line, float, float], str]
 ) -> Iterator[str]:
-    """Strips with the last value of each line in them, for the pointer."""
+    """Yield invisible vertical strips. The tooltip of a strip has the last value of each line within it."""
     many = min(_STRIPS, max((len(line.points) for line in lines), default=0))
     said: dict[int, dict[int, str]] = {}
     for i, line in enumerate(lines if many > 1 else ()):
@@ -149,7 +153,7 @@ def _strips(
 
 
 def thinned(points: Points) -> Points:
-    """At most 2 points for each of `_MOST` / 2 stretches: their lowest and highest, in order."""
+    """All of up to `_MOST` points; of more, the lowest and the highest point of each of `_MOST` / 2 stretches, in order."""
     if len(points) <= _MOST:
         return points
     size = -(-len(points) // (_MOST // 2))
@@ -162,28 +166,28 @@ def thinned(points: Points) -> Points:
 
 
 def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
-    """The values as `text` says them, or in full if two of them would look the same."""
+    """Each value as `text` writes it. If two values would look the same, all are written with up to ten digits instead."""
     said = [text(value) for value in values]
     return said if len(set(said)) == len(said) else [f"{value:,.10g}" for value in values]
 
 
 def number(value: float) -> str:
-    """Four digits, for example "3.142", "0.0002", "123,500"."""
+    """A value with four significant digits, from 10,000 to 1e9 as a whole number: "3.142", "0.0002", "123,456"."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _place_text(x: float) -> str:
-    """Steps and tokens in full, other places with four digits."""
+    """An x value in a tooltip: a whole number, such as a step, in full; any other value as `number` writes it."""
     return f"{x:,.0f}" if x == int(x) else number(x)
 
 
 def _short(value: float) -> str:
-    """A value beside an axis."""
+    """A value beside the vertical axis: as `number` writes it, from a million on like "1.5 M"."""
     return count(value) if value >= 1e6 else number(value)
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Decimal logarithms of a few round numbers. They are in [low, high], unless that range is narrow."""
+    """Decimal logarithms of a few round numbers. They lie between the logarithms `low` and `high`, unless these are close."""
     for digits in ((1, 2, 5), (1,)):
         powers = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
         powers = [each for each in powers if low <= each <= high]

@@ -20,13 +20,13 @@ _NO_TEXT = re.compile(
 )
 """Settings of data that change no byte of the held-out text."""
 _TRAINED_ON = ("data.train", "data.paths", "data.path", "data.val_fraction")
-"""Settings that do not change the held-out text if there are files for validation."""
+"""Settings that do not change the held-out text if `data.val` names files for validation."""
 _FILES = (".val", ".paths", ".path", ".val_fraction")
 _GZIP = "val/gzip_bits_per_byte"
 
 
 def grouped(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
-    """The items in parts: each item is in the first part whose first item is like it."""
+    """The items in groups: each item joins the first group whose first item is `alike`, or else begins a group."""
     parts: list[list[T]] = []
     for item in items:
         part = next((part for part in parts if alike(part[0], item)), None)
@@ -39,7 +39,8 @@ def grouped(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
 def comparable(one: RunCurves, other: RunCurves) -> bool:
     """Whether two runs have the same task and held-out text, and the same tokenizer unless both logged bits per byte.
 
-    On the same bytes gzip reaches the same bits per byte, wherever the files are. If the values differ, the bytes differ.
+    The text is the same if gzip needs equally many bits per byte in both runs, wherever the files are. It is also the same if
+    both runs' settings name the same text, unless gzip's values differ by more than 5 %.
     """
     marks = [run.last(_GZIP) for run in (one, other)]
     known = [mark for mark in marks if mark is not None]
@@ -51,7 +52,10 @@ def comparable(one: RunCurves, other: RunCurves) -> bool:
 
 
 def conditions(parts: Sequence[Sequence[RunCurves]]) -> list[str]:
-    """How each part differs from the others: in task, files, tokenizer, gzip's bits per byte, or else any setting of data."""
+    """For each group of comparable runs a text with its task, files, tokenizer and gzip's bits per byte, if these differ.
+
+    If these do not tell the groups apart, the texts have every differing setting of data.
+    """
     facts = []
     for part in parts:
         gzip, tokenizers = part[0].last(_GZIP), {_tokenizer(run) for run in part}
@@ -68,7 +72,7 @@ def conditions(parts: Sequence[Sequence[RunCurves]]) -> list[str]:
 
 
 def _task(run: RunCurves) -> str:
-    """The kind of the loss: cross-entropy, also beside a teacher, or an objective with its arguments."""
+    """The task as text: "cross-entropy", also if a teacher's loss is added to it, or the objective with its arguments."""
     settings = settings_of(run)
     if settings.get("objective.loss") is None:
         name = text(settings.get("objective", "CrossEntropy"))

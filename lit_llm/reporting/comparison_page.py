@@ -22,10 +22,10 @@ from lit_llm.reporting.setting_texts import ABSENT, exact, settings_of, text, te
 from lit_llm.reporting.summary import cost
 
 MOST_COLUMNS, WIDEST = 12, 40
-"""The most settings that the ranking shows, and the most characters of their values."""
+"""The most settings that have a column in the ranking, and the most characters of a value of such a setting."""
 MOST_NOTES = 3
 _LENGTHS = ("trainer.max_steps", "trainer.max_epochs")
-"""Settings of a run's length. A longer run is better anyway."""
+"""Settings of a run's length. No note says to try more of these, because a longer run is better anyway."""
 
 
 class Ranking(NamedTuple):
@@ -43,21 +43,22 @@ class Ranking(NamedTuple):
 
     @property
     def runs(self) -> list[RunCurves]:
-        """One run of each curve, in the order of the places."""
+        """The runs in the order of the places. Runs with equal curves appear once."""
         return [run for place in self.places for run in place.runs]
 
 
 def rankings(runs: Sequence[RunCurves]) -> list[Ranking]:
-    """One ranking for each task and held-out text; the ranking with most runs is first."""
+    """One ranking for each group of runs that `comparable` allows to compare; the ranking with most runs is first."""
     parts = sorted(grouped(runs, comparable), key=len, reverse=True)
     return [Ranking(said, *ranked(part)) for said, part in zip(conditions(parts), parts, strict=True)]
 
 
 def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence[str] = ()) -> str:
-    """The whole page.
+    """The whole HTML page.
 
     Args:
-        notes: the most important ones first.
+        command: the command that made the page.
+        notes: sentences for the top of the page, the most important ones first. Those after `MOST_NOTES` are folded.
     """
     runs = [run for ranking in comparison for run in ranking.runs]
     many = sum(len(place.names) for ranking in comparison for place in ranking.places)
@@ -112,7 +113,7 @@ def notes(comparison: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[s
     """Sentences about a comparison, the most surprising ones first.
 
     Args:
-        left_out: sentences about folders that are not in it.
+        left_out: sentences about folders that are not in the comparison.
     """
     said = []
     if len(comparison) > 1:
@@ -127,7 +128,9 @@ def notes(comparison: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[s
 
 
 def _cautions(places: Sequence[Setting]) -> Iterator[str]:
-    """Sentences: is the first place's lead more than chance, which settings have no effect, where to try values beyond."""
+    """Yield sentences: whether the first place leads by more than chance, which runs have equal curves, and which settings of
+    the best run have the lowest or highest value tried.
+    """
     finite = [place for place in places if place.value is not None and not stopped(place.runs[0])]
     settings = [settings_of(place.runs[0]) for place in finite]
     chosen = [key for key in varying_settings(settings) if key not in SEEDS]
@@ -163,13 +166,13 @@ def _cautions(places: Sequence[Setting]) -> Iterator[str]:
 
 
 def t_quantile(freedom: int) -> float:
-    """The two-sided 5 % quantile of Student's t distribution, within 0.3 %."""
+    """The two-sided 5 % quantile of Student's t distribution with `freedom` degrees of freedom; its error is at most 0.3 %."""
     table = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
     return table[freedom - 1] if freedom <= len(table) else 1.96 + 2.6 / freedom
 
 
 def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
-    """Sentences about why the run is not ranked among the first, and about its files that could not be read."""
+    """Yield sentences: why the run stopped early or has no `tag`, and which of its files could not be read."""
     if said := stopped(run):
         yield f"{run.name} {said}."
     elif tag is not None and run.last(tag) is None:
@@ -178,7 +181,7 @@ def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
 
 
 def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], by_run: Mapping[str, Sequence[Finding]]) -> str:
-    """The table of the settings. `columns`: the values of each setting that differs, in the order of the places."""
+    """The table of a ranking. `columns`: setting that differs → its value for each place. `by_run`: a run's name → findings."""
     tag, places = ranking.tag, ranking.places
     if tag is None:
         said = "No run has logged a loss."
@@ -212,7 +215,7 @@ def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], by_run: Map
 def _effects(
     places: Sequence[Setting], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """A chart of the final losses over each setting that is a number."""
+    """Yield a chart of the final losses over each numeric setting with several values."""
     finite = [place for place in places if place.value is not None]
     complete = [place for place in finite if not stopped(place.runs[0])]
     compared = complete if len(complete) > 1 else finite
@@ -257,7 +260,7 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, Setting]]) -> str:
 
 
 def _apart(values: Sequence[float], place: Callable[[float], float]) -> list[float]:
-    """Values whose labels have room beside each other on a phone, the lowest and the highest among them."""
+    """The values whose labels fit beside each other on a phone, always the first and the last. `place`: value → position."""
     last = place(values[-1])
     least, kept = 0.18 * (last - place(values[0])), [values[0]]
     for value in values[1:-1]:

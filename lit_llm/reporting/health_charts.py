@@ -1,4 +1,4 @@
-"""Signals of a run's layers as three lines each: the lowest, the middle and the highest layer."""
+"""Charts of the signals that each layer logs. A chart has three lines: the lowest, the median and the highest layer."""
 
 from __future__ import annotations
 

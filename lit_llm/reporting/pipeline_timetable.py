@@ -11,11 +11,11 @@ from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.distributed.pipeline_order import Task, orders
 
 DURATION = {"forward": 1, "backward": 2, "gradients of inputs": 1, "gradients of weights": 1}
-"""Units of time: 1 for a forward pass, 1 for the gradients of inputs, and 1 for those of weights."""
+"""Units of time that each kind of task takes. A "backward" task computes the gradients of inputs and of weights."""
 
 
 class Box(NamedTuple):
-    """A task on its rank, in units of time."""
+    """A task, the rank that runs it, and its start and end in units of time."""
 
     rank: int
     task: Task
@@ -25,7 +25,7 @@ class Box(NamedTuple):
 
 @lru_cache(maxsize=8)
 def timetable(layout: PipelineLayout, micro_batches: int) -> tuple[Box, ...]:
-    """All tasks with their times, in an order in which they can run. Stages take equal times, and sending takes none."""
+    """All tasks with their times, in an order in which they can run, if all stages are equally fast and sending is free."""
     waiting = [deque(order) for order in orders(layout, micro_batches)]
     done: dict[Task, int] = {}
     clock, boxes = [0] * layout.ranks, list[Box]()
@@ -45,7 +45,9 @@ def timetable(layout: PipelineLayout, micro_batches: int) -> tuple[Box, ...]:
 
 
 def _needed(together: Sequence[Task], last: int) -> list[Task]:
-    """The tasks of other stages, or the forward pass with the loss, that must be done before `together`."""
+    """The tasks that must be done before `together`, which a rank runs as one action: those of neighbouring stages, or, for a
+    backward pass of the stage `last`, the forward pass that computes the loss.
+    """
     tasks = []
     for kind, stage, micro_batch in together:
         if kind == "forward":

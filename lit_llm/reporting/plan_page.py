@@ -59,7 +59,7 @@ _LEAST_WIDTH = 0.004
 
 
 def timeline(memory: Memory) -> list[Operation]:
-    """The memory at the peak of each operation of the step, with everything else that is in memory then."""
+    """The operations of the step. `live` has all bytes in memory at the peak of the operation, by part."""
     operations, moments = [], iter(memory.moments)
     for step in memory.steps:
         batch = micro_batch(step)
@@ -119,7 +119,7 @@ def memory_figure(plan: Plan) -> str:
 
 
 def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
-    """A line across the picture, and its label."""
+    """A horizontal line at `size` bytes in a picture that is `top` bytes high, and its label `said` at `x` % of the width."""
     y = 100 * (1 - size / top)
     return [html.line(0, y, 100, y, kind), html.text(x, y, said, anchor=html.anchor(x), kind="strong", dy=-5)]
 

@@ -54,7 +54,7 @@ def points_of(variants: Sequence[Variant]) -> list[Point]:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that fit and for which no other is better in time or cost, and as good in the other."""
+    """The points that fit, except those that another fitting point beats in time or cost and at least equals in the other."""
     front: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.hours, p.cost)):
         if not front or point.cost < front[-1].cost or (point.hours, point.cost) == front[-1][1:3]:

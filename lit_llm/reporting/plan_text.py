@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of a plan's page, or a budget's."""
+    """The sections of the page about a plan, or about a budget without a recipe, which is a dict."""
     if isinstance(plan, dict):
         return _budget(plan)
     all_sections = [
@@ -82,11 +82,11 @@ def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
 
 
 _LABEL = 24
-"""Width of the longest label that is not wrapped."""
+"""The width of the column of labels, in characters. Longer labels are wrapped."""
 
 
 def markdown(plan: Plan | dict[str, Any]) -> str:
-    """One Markdown table per section."""
+    """The page as Markdown, with a table for each section."""
     parts = []
     for section in sections(plan):
         table = table_rows(section.header or ("", ""), section.rows, as_markdown=True)
@@ -98,7 +98,7 @@ def markdown(plan: Plan | dict[str, Any]) -> str:
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
-    """Does it fit, how long does it take, what does it cost."""
+    """Rows (label, text): whether the run fits in memory, how long it takes, and what it costs."""
     needed, settings, most = _gb(plan.memory.needed), plan.settings, plan.most_memory
     has = "" if plan.capacity_bytes is None else f" of {_gb(usable_bytes(plan.hardware))}"
     needed += "" if most is None else f" (at most {_gb(most)})"
@@ -125,7 +125,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether the run fits, by the plan and by the most memory that a rank may need."""
+    """Whether the run fits, in words: "probably fits" if only the most memory that a rank may need exceeds the device's."""
     if plan.fits and plan.most_memory is not None and plan.most_memory > usable_bytes(plan.hardware):
         return "probably fits"
     return {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
@@ -262,7 +262,9 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:
-    """A sentence for the phase whose shares can be furthest off, if that is more than a step of ``global_batch`` sequences."""
+    """A sentence about the phase in which sources deviate most from their weights; "" if no source of any phase deviates by
+    more than a step, ``global_batch`` sequences.
+    """
     worst = max(phases, key=lambda phase: phase.largest_deviation, default=None)
     if worst is None or worst.largest_deviation <= global_batch:
         return ""
@@ -298,14 +300,16 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saving(step: NextStep) -> str:
-    """For example "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB of each machine's memory and 4.5 s a step)"."""
+    """A flag, what it saves and what it costs: "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB of each machine's
+    memory and 4.5 s a step)".
+    """
     price = f", for {_gb(step.host_bytes)} of each machine's memory" if step.host_bytes else ""
     price += f" and {duration(step.step_seconds)} a step" if step.step_seconds else ""
     return f"{step.flag} (-{_gb(step.saves_bytes)}{price})"
 
 
 def _gb(number: float) -> str:
-    """Bytes in GB as text, without GiB."""
+    """A number of bytes as text in GB, or in MB below 0.1 GB."""
     return size(number).partition(" (")[0]
 
 
@@ -455,7 +459,7 @@ def _budget(figures: dict[str, Any]) -> list[Section]:
 
 
 def devices(plan: Plan) -> str:
-    """For example "8 x a100-80gb"."""
+    """The number and the kind of the devices as text, for example "8 x a100-80gb"."""
     return f"{plan.settings.layout.devices} x {plan.hardware.name}"
 
 
@@ -463,7 +467,7 @@ SWEEP = ("memory GB", "fits", "largest micro-batch", "step", "tokens/s", "run", 
 
 
 def sweep_row(variant: Variant) -> list[str]:
-    """One row of the comparison: the values, then the columns of SWEEP."""
+    """One row of a sweep's table: the variant's values of the swept settings, then the columns of SWEEP."""
     plan = variant.plan
     if plan is None:
         return [*variant.values.values(), *["–"] * len(SWEEP)]

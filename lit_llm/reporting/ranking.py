@@ -1,4 +1,4 @@
-"""Settings in the order of their losses over seeds, and the figures of a run."""
+"""The ranking of settings by their mean losses over seeds, and the figures of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Setting(NamedTuple):
 
     Args:
         runs: the runs, of which those with equal curves appear once.
-        value: the mean of their last values of the tag. None: the run has no finite value, and no place in the ranking.
+        value: the mean of the last values of the tag that orders the ranking. None: no run has a finite value, and the setting
+            has no place in the ranking.
         spread: the sample standard deviation of these values. None: there is one value.
         names: the names of all runs, also of those with equal curves.
     """
@@ -46,7 +47,7 @@ class Setting(NamedTuple):
 
 
 def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
-    """Return the tag by which runs are ordered, and the settings by their means of it, the lowest first.
+    """Return the tag by which runs are ordered, and the settings, sorted by their mean values of this tag, the lowest first.
 
     The tag is bits per byte, if each run with a validation loss has them: runs with different tokenizers can be compared by
     nothing else. If not, it is the validation loss or, if no run has one, the training loss. Runs that stopped before the end
@@ -85,7 +86,7 @@ def _value(run: RunCurves, tag: str | None) -> float | None:
 
 
 def same_curves(one: RunCurves, other: RunCurves) -> bool:
-    """Whether both logged the same losses at the same steps, and at least one."""
+    """Whether both runs logged the same training and validation losses at the same steps, and at least one loss."""
     pairs = [(one.over_steps(tag), other.over_steps(tag)) for tag in (TRAINING, VALIDATION)]
     return all(first == second for first, second in pairs) and any(first for first, _ in pairs)
 
@@ -117,13 +118,13 @@ def diverged(run: RunCurves) -> bool:
 
 
 def last_step(run: RunCurves) -> int | None:
-    """The step after which the run's settings end it; None if they do not say."""
+    """The step after which the run's settings end it; None if they set no number of steps."""
     steps = run.run.setting("trainer.max_steps")
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
 def figures(run: RunCurves) -> dict[str, str]:
-    """The most important figures, by name. "–" where a run has none."""
+    """The most important figures of a run as text, by name; "–" for a figure that the run has not logged."""
 
     def shown(tag: str, text: Callable[[float], str]) -> str:
         value = run.last(tag)

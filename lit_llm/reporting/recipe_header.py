@@ -17,15 +17,15 @@ from lit_llm.plan.plan import Plan
 from lit_llm.plan.planned_run import PlannedRun
 
 CPU_GB = 2.0
-"""Memory that any computer has free. An unchanged recipe whose tensors need no more runs on a CPU."""
+"""GB of memory that we assume any computer has free. An unchanged recipe whose tensors need at most this runs on a CPU."""
 PROCESS_GB = 0.72
-"""Memory of the process beside the tensors: quickstart's took 1.03 GB at its peak, of which 0.31 GB are planned."""
+"""GB of a process beside its tensors: quickstart's process took 1.03 GB at its peak, of which the plan counts 0.31 GB."""
 MOST_DEVICES = 4096
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def header(plan: Plan, command: str) -> str:
-    """Lines `# key          value  (more)` of the recipe that `command` has planned, as `recipes list` reads them."""
+    """The header of a recipe, from the plan that `command` made: lines `# key          value  (more)` for `recipes list`."""
     command = re.sub(r" --header(?:[ =]true)?(?= |$)", "", command)
     settings, n, tokens = plan.settings, plan.settings.layout.devices, plan.settings.tokens
     unit, letter = next((each for each in _UNITS if tokens >= each[0] / 2), _UNITS[-1])
@@ -69,7 +69,7 @@ class Smallest:
 
     @property
     def how(self) -> str:
-        """The flags, and the memory."""
+        """The flags and the memory of a device, as text; on a CPU the memory alone."""
         if not self.hardware.is_gpu:
             return f"the process; {self.bytes_per_device / 1e9:.2f} GB are tensors, by plan"
         return f"{' '.join(self.flags) or 'as it is'}: {self.bytes_per_device / 1e9:.1f} GB each"
@@ -82,7 +82,8 @@ def smallest(settings: PlannedRun) -> Smallest | None:
     unchanged, then with micro-batches of one sequence, full activation checkpointing, or both.
 
     Args:
-        settings: the run. Its layout is ignored. The devices must divide the batch of every stage of a ramp.
+        settings: the run. Its layout is ignored. Numbers of devices that do not divide the batch of every stage of its ramp are
+            skipped.
 
     Returns:
         None if the run does not fit on MOST_DEVICES devices of any kind.
@@ -119,7 +120,7 @@ def _fewest(alone: PlannedRun, hardware: Hardware) -> Smallest | None:
 
 
 def _variants(settings: PlannedRun) -> Iterator[tuple[tuple[str, ...], PlannedRun]]:
-    """(flags, settings): unchanged, then with each flag that changes something, then with both."""
+    """Yield (flags, settings with these flags): without a flag, with each of two flags that changes something, with both."""
     ones = ((), ("--data.micro_batch_size 1",))[: 1 + (settings.sequences > 1)]
     fulls = ((), ("--compute.activation_checkpointing full",))[: 1 + (settings.compute.activation_checkpointing != "full")]
     for full, one in product(fulls, ones):

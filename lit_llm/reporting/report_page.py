@@ -26,7 +26,7 @@ from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.run_folder import CONFIG
 
 SAMPLES = 6
-"""The number of steps whose samples are shown, the newest ones."""
+"""Samples of this many steps are shown, the newest ones."""
 PLANNED = (
     "Planned → measured, for each launch. – is not known. On a CPU, the measured memory is that of the whole process, with "
     "Python and its libraries."
@@ -34,7 +34,7 @@ PLANNED = (
 
 
 class Quantity(NamedTuple):
-    """A chart: tags and what each line is called. `robust`: single high values are cut off."""
+    """A chart. `tags`: the tag of each line → the name of the line. `robust`: whether single high values are cut off."""
 
     title: str
     tags: dict[str, str]
@@ -63,7 +63,7 @@ _QUANTITIES = (
     Quantity("Peak memory, GB", {"memory/peak_gb": "", "plan/peak_gb": "planned"}),
 )
 _MOST_CHARTS = 12
-"""The most sources in the charts, and the most charts of curves that no other chart shows."""
+"""The most sources of data in the charts, and the most charts for tags that no other chart shows."""
 
 
 def report_page(run: RunCurves, command: str, recorded: CurveFollower | None = None) -> str:
@@ -71,7 +71,7 @@ def report_page(run: RunCurves, command: str, recorded: CurveFollower | None = N
 
     Args:
         command: the command that made the page.
-        recorded: has the earlier curve with which the run is compared.
+        recorded: has the earlier curve with which the run is compared. None: no comparison.
     """
     body = [html.keys(_keys(run)), html.pairs(described(run)), *(f"<p>{escape(said)}</p>" for said in missing(run))]
     body += _findings(run)
@@ -88,8 +88,8 @@ def report_page(run: RunCurves, command: str, recorded: CurveFollower | None = N
 
 
 def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -> list[tuple[str, str]]:
-    """(title, chart) of every quantity that a run has logged, over steps. The first is the loss, also over tokens and time; the
-    last shows where the time went.
+    """(title, chart) of every quantity that a run has logged, over steps. The first is the loss, also over tokens and time,
+    with the curve of `recorded` if there is one; the last shows where the time went.
     """
     runs = [run for setting in settings for run in setting.runs]
     pairs = [("Loss", _loss(settings, recorded))]
@@ -117,7 +117,9 @@ def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -
 
 
 def _quantities(runs: Sequence[RunCurves]) -> Iterator[Quantity]:
-    """The charts of these runs: those of their task, of sources and of any run, or what runs of another project logged."""
+    """Yield the charts that these runs may have: of preferences, of losses by source, of what any run logs, and, if no run has
+    a loss under our tags, a chart for each further tag.
+    """
     tags = list(dict.fromkeys(tag for run in runs for tag in run.run.scalars))
     yield from _PREFERENCES
     if len(runs) > 1:
@@ -207,7 +209,7 @@ def _loss(settings: Sequence[Setting], recorded: CurveFollower | None) -> str:
 
 
 def _unit(runs: Sequence[RunCurves]) -> str:
-    """The unit of a loss: preferences log margins, and a loss of tokens has a perplexity. "" if it is not known."""
+    """The unit of the loss: a mean per pair if margins were logged, nats per token if a perplexity was, else "" (unknown)."""
     logged = {tag for run in runs for tag in run.run.scalars}
     if logged & {"train/margin", "val/margin"}:
         return "mean per pair"
@@ -218,9 +220,10 @@ _DASHED = ("grad/norm_clipped", "plan/peak_gb")
 
 
 def _lines(settings: Sequence[Setting], tags: dict[str, str], over: Callable[[RunCurves, str], Points]) -> Iterator[Line]:
-    """A line for each run and tag with values. One run has a colour for each tag, several have one for each setting.
+    """Yield a line for each run and tag with values, at the points that `over` gives. `tags`: tag → name of the line.
 
-    The runs of a setting are thin. Their mean is thick, over the places that all of them have.
+    If there is one run, each tag has a colour; if there are several, each setting has one. If a setting has several runs, their
+    lines are thin, and a thick line is their mean, at the x values that all these runs have.
     """
     many = len(settings) > 1 or len(settings[0].runs) > 1
     for i, setting in enumerate(settings):
@@ -238,7 +241,7 @@ def _lines(settings: Sequence[Setting], tags: dict[str, str], over: Callable[[Ru
 
 
 def _mean(curves: Sequence[Points]) -> Points:
-    """The mean over curves, at the places that all of them have."""
+    """The mean of the curves, at the x values that all curves have."""
     values = [dict(points) for points in curves]
     common = sorted(set.intersection(*(set(each) for each in values)))
     return [(x, statistics.fmean(each[x] for each in values)) for x in common]
@@ -252,7 +255,9 @@ def _wide(lines: Sequence[Line]) -> bool:
 
 
 def _without_outliers(lines: Sequence[Line]) -> float | None:
-    """Twice the largest first value or 95 % quantile of a line; None if that is not above 0."""
+    """The value above which lines are cut off: twice the largest of their first values and 95 % quantiles; None if that is not
+    above 0.
+    """
     bounds = []
     for line in lines:
         values = [y for _, y in line.points if math.isfinite(y)]
@@ -289,7 +294,7 @@ def _pair(planned: float | None, measured: float | None, shown: Callable[[float]
 
 
 def samples(run: RunCurves, title: str) -> list[tuple[str, str]]:
-    """(title, the newest text of each prompt, with those of earlier steps behind a summary); empty without samples."""
+    """[(title, HTML)] with the newest text of each prompt, and the texts of earlier steps folded; empty without samples."""
     parts = []
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):

@@ -63,7 +63,7 @@ class RunCurves:
 
     @property
     def end(self) -> Launch | None:
-        """The last launch, if it recorded its end and no later step is of a launch that recorded nothing (`--plan null`)."""
+        """The record of the last launch. None: it has no end, or a launch without a record (`--plan null`) made later steps."""
         last = self.launches[-1] if self.launches else None
         return last if last is not None and last["ended"] and last["last_step"] >= self.step else None
 
@@ -95,7 +95,8 @@ def named(paths: Sequence[Path]) -> list[str]:
 def _clock(scalars: dict[str, Series], starts: list[float]) -> Callable[[float], float]:
     """A function from the time of a row to the seconds that the run had been running since its first row.
 
-    The time from the last row before the start of a launch to that start does not count. A launch may have logged no row.
+    The time from the last row before the start of a launch to that start does not count. If several launches started after the
+    same row, because some of them logged no row, the time until the last of these starts does not count.
     """
     times = sorted({time for series in scalars.values() for time in series.times if math.isfinite(time)})
     pauses: dict[float, float] = {}  # begin → length

@@ -14,7 +14,7 @@ from lit_llm.runs.setting_changes import Change, rule
 
 ABSENT = "–"
 _OTHER_CURVES = ("init_from", "resume", "use_ema", "trainer.limit_val_batches", "trainer.fast_dev_run")
-"""Settings that may change when a run is continued, but that change its curves if they differ from the start."""
+"""Settings that may change when a run is continued. Two runs that differ in one of these from the start have other curves."""
 
 
 def settings_of(run: RunCurves) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def settings_of(run: RunCurves) -> dict[str, Any]:
 def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys of the settings that differ between runs and change what is trained, in the order of the settings.
 
-    A setting of a class that only some runs have, with the same value in each of them, differs only by that class.
+    An argument of a class that only some runs have is left out if these runs have the same value: only the class differs.
     """
     keys = list(dict.fromkeys(key for each in settings for key in each))
     classes = {key for key in keys if any(_is_class(each.get(key)) for each in settings)}
@@ -40,7 +40,7 @@ def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """A setting as the page shows it: a class without its module, a float with four digits if it has no more, else all."""
+    """A setting as the page shows it: a class without its module, a float with four digits, or with all if it has more."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     if _is_class(value):
@@ -60,7 +60,7 @@ def texts(values: Sequence[Any]) -> list[str]:
 
 
 def exact(value: Any) -> str:
-    """A text that is the same only for equal values."""
+    """The value of a setting as a text. Two values have the same text only if they are equal."""
     return str(value) if _is_class(value) or isinstance(value, list) else text(value)
 
 

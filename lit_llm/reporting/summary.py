@@ -15,7 +15,7 @@ _SOURCES = ("paths", "path", "train", "val")
 
 
 def described(run: RunCurves) -> list[tuple[str, str]]:
-    """Sentences about what the run has recorded, by name."""
+    """(name, sentence) of what the run has recorded: model, data, training, compression, costs and end."""
     sentences = {
         "model": _model(run),
         "data": _data(run),
@@ -35,7 +35,7 @@ def planned_cost(launches: Sequence[Launch]) -> str:
 
 
 def cost(launches: Sequence[Launch]) -> str:
-    """The price of the time that the launches have trained; "" if none of them knew one."""
+    """The price of the time that the launches have trained; "" if no launch knew a price."""
     usd, spent, priced = _price(launches, "trained_seconds")
     some = f"; {priced} of {len(launches)} launches recorded a price" if priced < len(launches) else ""
     return f"{usd} {spent}{some}" if usd else ""
@@ -62,7 +62,7 @@ def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
 
 
 def _hardware(launches: Sequence[Launch]) -> str:
-    """The devices of the last launch, like "8 x h100-sxm"; "" without one."""
+    """The devices of the last launch, like "8 x h100-sxm"; "" if there is no launch."""
     for last in launches[-1:]:
         return ("" if last["devices"] == 1 else f"{last['devices']} x ") + str(last["hardware"]["name"])
     return ""

@@ -21,7 +21,7 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
         named: run folders, or folders of run folders.
 
     Raises:
-        UserError: A folder is neither, or no run can be read.
+        UserError: A folder is no run folder and contains none, or no run can be read.
     """
     paths: list[Path] = []
     notes: list[str] = []

@@ -29,9 +29,9 @@ TimeSpent = tuple[dict[str, float], str]
 
 
 def time_spent(run: RunCurves) -> TimeSpent | None:
-    """The time between rows, by part. None if neither `TimeBreakdown` nor `Throughput` has logged.
+    """The time between logged rows, by part. None if neither `TimeBreakdown` nor `Throughput` has logged.
 
-    `Throughput` leaves out validation, saving and text generation, so they are the rest of the time between two rows.
+    `Throughput` does not measure validation, saving and text generation, so the rest of the time between two rows is theirs.
     """
     stretches = _stretches(run)
     seconds: defaultdict[str, float] = defaultdict(float)

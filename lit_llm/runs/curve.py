@@ -19,7 +19,7 @@ COLUMNS = {
     "gradient_norm": "grad/norm",
     "validation_loss": "val/loss",
 }
-"""Column after the step → name of the metric."""
+"""Column of the CSV after the column `step` → name under which the metric is logged."""
 TOLERANCE = 0.02
 """The relative difference between a run's losses and a curve's that is allowed by default."""
 
@@ -86,5 +86,5 @@ class Curve:
 
 
 def versions_text(versions: Mapping[str, str | None]) -> str:
-    """The text that the header of a curve has for versions."""
+    """The versions of packages as the text that the header of a curve has, under the name "versions"."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -74,7 +74,7 @@ class CurveFollower(Logger):
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Compare the rows that a run logged up to `step`, from which it is resumed."""
+        """Compare what a resumed run logged before: the rows of its own `curve` up to `step`, from which it continues."""
         for row in curve.rows:
             if row.step <= step and row.step in self._rows:
                 self._compare(row)
@@ -111,7 +111,7 @@ class CurveFollower(Logger):
         return self.left is None and bool(self.compared)
 
     def summary(self) -> str:
-        """The result for the whole run, as a sentence."""
+        """The result of all comparisons, as a sentence."""
         if self.left is not None:
             return f"this run {self.left}"
         if not self.compared:

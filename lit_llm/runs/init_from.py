@@ -118,7 +118,7 @@ class InitialWeights:
         return model_changes(saved, model, architecture, accepted=True)
 
     def reinterpretations(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
-        """Return one sentence for each setting that fits the shapes of the weights, but differs from their training."""
+        """One sentence for each setting that fits the weights' shapes, but differs from that with which they were trained."""
         changes = reinterpretations(model_settings(self.model, self.architecture), model, architecture)
         return [f"{change}: the weights were trained with the former" for change in changes]
 

@@ -1,4 +1,4 @@
-"""A run folder as data."""
+"""A run folder as data: its settings, curves, texts and checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Series(NamedTuple):
     """The logged values of one tag, by step."""
 
     steps: Sequence[int]
-    """Optimizer steps that were complete."""
+    """For each value, the number of optimizer steps that were complete when it was logged."""
     values: Sequence[float]
     times: Sequence[float]
     """The time at which each value was logged, in seconds since 1970."""
@@ -107,7 +107,7 @@ class LoadedRun:
 
     @cached_property
     def unread(self) -> list[str]:
-        """One sentence for each part of metrics.jsonl and the event files that cannot be read, such as a row being written."""
+        """One sentence for each part of metrics.jsonl and event files that cannot be read, such as a half-written row."""
         sentences = [] if self._rows is None else list(self._rows.unread)
         for path, file in self._event_files.items():
             read, lost = file.read, "samples"

@@ -55,7 +55,7 @@ class _Owner(NamedTuple):
     since: str
     """Time at which the process acquired the lock, ISO 8601."""
     token: str
-    """Unique for each acquisition."""
+    """A random text of the `RunLock` that wrote the file, by which this lock recognises its own file."""
     modified: int = 0
     """Modification time of the file in nanoseconds. It is no entry of the file."""
 

@@ -71,7 +71,7 @@ def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
 
 
 def csv_values(path: Path) -> dict[str, Column]:
-    """The numbers of a CSVLogger's file by column, with 0 as times. Rows without a step, and other cells, are left out."""
+    """The numbers of a CSVLogger's file by column, with 0 as times. Skips rows without a step, and cells without a number."""
     columns: dict[str, Column] = {}
     with naming(path), library_errors(f"{path} is not CSV"), open(path, newline="", errors="replace") as file:
         for row in csv.DictReader(file):

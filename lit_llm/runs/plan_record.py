@@ -14,7 +14,7 @@ _KEPT = 50
 
 
 def as_text(launches: list[dict[str, Any]]) -> str:
-    """The content of plan.json."""
+    """The content of plan.json for these launches, as JSON."""
     return json.dumps({"format": 1, "launches": launches}, indent=2, default=str) + "\n"
 
 

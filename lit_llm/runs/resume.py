@@ -4,6 +4,8 @@ Rank 0 decides. It takes the run folder's lock into account, verifies the checkp
 it hashes every file of the checkpoint. If several processes will load it, they hash its shards while loading, which
 `FolderCheckpointIO` shares among them. Ranks above 0 parse the same command line before a process group exists. They only find
 out that there is a checkpoint to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path of rank 0.
+
+A branch is a run that continues from a checkpoint of another run (its origin), in a folder of its own.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ class RunStart:
     """The checkpoint that a launch continues from or evaluates. It is read once, when the start is decided."""
 
     saved: SavedRun | None = None
-    """None: training starts at step 0. Ranks above 0 have a checkpoint that they have not verified, with empty `values` if they
-    cannot read it. They load the path of rank 0 instead."""
+    """The checkpoint; None: training starts at step 0. On ranks above 0 it is not verified, and its `values` are empty if it
+    cannot be read: it shows only that there is a checkpoint, and loading then takes the path from rank 0."""
     step: int | None = None
     """Number of optimizer steps before the checkpoint that training continues from. None: training starts at step 0, this is an
     evaluation, or this rank is not rank 0."""
@@ -81,7 +83,10 @@ class RunStart:
 
     @property
     def end(self) -> str | None:
-        """`ended`, or None if a setting changed that ends runs or that makes another run. Changes of data do not count."""
+        """`ended`; None, so that training goes on, if a changed setting decides the end of a run or makes another run of it.
+
+        Changes of data do not count.
+        """
         changed = [line.partition(" ")[0] for line in self.announced]
         return self.ended if all(rule(key) is Change.ANNOUNCED and key not in ENDINGS for key in changed) else None
 
@@ -126,19 +131,27 @@ class RunStart:
     def setting_changes(
         self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool
     ) -> tuple[list[str], list[str]]:
-        """The function `setting_changes`, with the checkpoint's settings. A checkpoint without settings gives no changes."""
+        """Compare the checkpoint's settings with the current `settings`: see `lit_llm.runs.setting_changes`.
+
+        A checkpoint without settings gives no changes.
+        """
         assert self.saved is not None
         branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
         return setting_changes(self.saved.settings, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
-        """The state of the data in the checkpoint that training continues from. None: there is none of this class of data."""
+        """The data module's state in the checkpoint that training continues from; None without a checkpoint or such a state."""
         if self.saved is None or self.step is None:
             return None
         return self.saved.values.get(type(data).__qualname__)
 
     def data_changes(self, data: lit_llm.data.TokenDataModule, vocab_size: int | None, *, accepted: bool) -> list[str]:
-        """Return the differences that show once the data are open: fingerprint, and vocabulary if `vocab_size` is None."""
+        """Return one sentence for each difference from the checkpoint that shows only when the data are open.
+
+        Args:
+            vocab_size: the model's. None: it follows the data, so the vocabularies are compared.
+            accepted: Ignore other data. A vocabulary of another size is always a difference.
+        """
         if self.saved is None:
             return []
         saved = self.saved.values
@@ -153,7 +166,7 @@ class RunStart:
 
 
 def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None, ranks: int = 1) -> RunStart:
-    """Where `fit` starts, with `--resume never|auto|PATH`.
+    """Where `fit` starts, with `--resume never|auto|PATH`. `replace` and `additional_steps` are the options of `fit`.
 
     Args:
         ranks: Number of processes that load the checkpoint. If there are several, they hash its shards while loading.
@@ -211,6 +224,7 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
     """The last step of a branch with `--additional_steps`.
 
     Args:
+        origin: the checkpoint of another run from which the branch starts; None: this run is no branch, and is refused.
         newest: the checkpoint that training continues from: `origin`, or a checkpoint of the branch.
     """
     if not is_path(resume):
@@ -247,8 +261,8 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> Run
 def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> tuple[SavedRun | None, Path | None]:
     """(verified checkpoint to start from, or None for step 0; checkpoint of another run from which this run branched off).
 
-    A PATH in the run folder continues the run from there. A PATH of another run starts a branch, or continues it if the folder
-    already holds that branch. With auto, damaged checkpoints are skipped, with a warning on stderr for each.
+    `resume` is never, auto or a PATH. A PATH in the run folder continues the run from there. A PATH of another run starts a
+    branch, or continues it if the folder already holds that branch. auto skips damaged checkpoints, with a warning for each.
 
     Args:
         ranks: Number of processes that load the checkpoint.

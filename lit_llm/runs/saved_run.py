@@ -17,7 +17,7 @@ from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 TOKENIZER_SHA256 = "tokenizer_sha256"
-"""Key in a checkpoint for `tokenizer_sha256` of the run. A run without a tokenizer has none."""
+"""Key in a checkpoint for the `tokenizer_sha256` of the run. The checkpoint of a run without a tokenizer lacks the key."""
 PROMPT_START = "prompt_start"
 """Key in a checkpoint for the ids with which prompts start. An empty list means the tokenizer's BOS, if it has one. Imported
 checkpoints lack the key."""

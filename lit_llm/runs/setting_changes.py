@@ -1,6 +1,7 @@
 """Rules for settings that differ from the checkpoint that a run continues from: one table, by prefix of the key.
 
 A key is the name of the setting's flag. Checkpoints store settings under "settings". A checkpoint without them is not compared.
+A branch is a run that continues from a checkpoint of another run, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -143,6 +144,6 @@ def _is_class(before: Any, now: Any) -> bool:
 
 
 def _effective(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a setting. A schedule without an end of its own ends with the run."""
+    """The value of a setting. For a null `schedule.total_steps` it is trainer.max_steps: such a schedule ends with the run."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value

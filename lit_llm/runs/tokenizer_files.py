@@ -20,7 +20,7 @@ TOKENIZER_COMPANIONS = (
 )
 """Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
 IMPORTED_CONFIG = "imported_config.json"
-"""The copy of an imported folder's config.json in the run folder. Export prefers the family that it names."""
+"""The copy of an imported folder's config.json in the run folder. Export prefers the model family that this copy names."""
 COMPANIONS = (*TOKENIZER_COMPANIONS, IMPORTED_CONFIG)
 """Files that a run takes over from the run it starts from."""
 
@@ -47,7 +47,7 @@ def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANION
 def write_taught_ids(run: Path, tokenizer: Tokenizer, chat: ChatForm | None) -> None:
     """Write into a run folder the ids that training teaches: BOS and EOS of documents, or a conversation's end of turn.
 
-    The imported files have the ids that the weights were taught before.
+    The imported files have the ids that the weights were taught before. `chat` is the chat template's form; None for texts.
     """
     taught = tokenizer.eos_id if chat is None else chat.end_of_turn_id
     content = generation(run, eos_id=tokenizer.eos_id)
@@ -90,19 +90,22 @@ def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
-    """Write a run's tokenizer, and the companion files of an imported one, into an exported folder."""
+    """Write a run's tokenizer, and the companion files of an imported one, into the folder `out` of an export.
+
+    `block_size` becomes the tokenizer's `model_max_length`, unless an imported tokenizer_config.json has another value.
+    """
     copy_companions(run, out, (TOKENIZER_FILE, *TOKENIZER_COMPANIONS))
     write_json({"model_max_length": block_size} | tokenizer_config(run, load_tokenizer(run)), out / TOKENIZER_CONFIG)
 
 
 def generation(run: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """The generation_config.json of a run, or, if it has none, one with `eos_id`, the model's."""
+    """The generation_config.json of a run or, if it has none, one whose BOS and EOS are both the model's `eos_id`."""
     file = run / GENERATION
     return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
 
 def stop_ids(content: Mapping[str, Any]) -> list[int]:
-    """The ids at which generation stops."""
+    """The ids at which generation stops, according to the content of a generation_config.json."""
     stops = content.get("eos_token_id")  # an id or a list of ids
     return stops if isinstance(stops, list) else [] if stops is None else [stops]
 
@@ -118,6 +121,7 @@ class ExportedTokenizer(TokenizerJSON):
     """Encodes and decodes texts as `AutoTokenizer` does with the folder that `export` makes of a run.
 
     Args:
+        run: the run folder.
         eos_id: the model's `eos_id`.
     """
 

@@ -35,10 +35,10 @@ class DocumentIds(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path, vocab_size: int) -> DocumentIds | None:
-        """The ids saved in ``folder``; None without the file.
+        """The ids saved in ``document_ids.json`` of ``folder``; None if there is no such file.
 
         Raises:
-            UserError: if the file is damaged.
+            UserError: if the file is damaged, or an id is not below ``vocab_size``.
         """
         file = folder / DOCUMENT_IDS_FILE
         if not os.path.lexists(file):
@@ -71,14 +71,14 @@ class Tokenizer(ABC):
         return None
 
     def eos_problem(self) -> str | None:
-        """Return why documents cannot be separated, and how to mend it, as a sentence; None if they can."""
+        """A sentence with the remedy if no id ends documents, so that they cannot be separated; None if such an id exists."""
         if self.eos_id is not None:
             return None
         return f"{type(self).__name__} has no id that ends a document: return one of its ids from eos_id (--data.tokenizer)."
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of all characters that have no id of their own, or None if every text can be decoded."""
+        """The id of all characters that have no id of their own, or None if every text can be encoded without loss."""
         return None
 
     @property
@@ -100,31 +100,31 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self) -> np.ndarray:
-        """(vocab_size,) int64: number of bytes of UTF-8 text of each id; 0 for special tokens."""
+        """(vocab_size,) int64: the number of UTF-8 bytes of each id's text; 0 for special tokens."""
 
     @abstractmethod
     def to_json(self) -> str:
-        """The content of an equivalent ``tokenizer.json``."""
+        """The content of a ``tokenizer.json`` that gives the same ids as this tokenizer."""
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """``encode`` of each text; faster where the tokenizer can use several cores."""
+        """The ids of each text, as ``encode`` gives them. It is faster if the tokenizer can use several cores."""
         return [self.encode(text) for text in texts]
 
     def encode_bytes(self, text: bytes) -> np.ndarray:
-        """``encode`` of raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
+        """Ids (n,) of a text in raw UTF-8. Invalid UTF-8 becomes U+FFFD, except that ``Bytes`` keeps every byte."""
         return self.encode(text.decode("utf-8", errors="replace"))
 
     def identity(self) -> str:
-        """A string that changes if the ids of any text, or the ids around documents, change. The token cache's key has it."""
+        """A string that differs if the ids of any text, or the ids around documents, can differ: part of a cache key."""
         return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}{self.class_identity()}"
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
-        """Whether both give the same ids to every text. The ids around a document may differ."""
+        """Whether this and the ``other`` tokenizer give the same ids to every text. The ids around documents may differ."""
         return (self.to_json(), self.class_identity()) == (other.to_json(), other.class_identity())
 
     def class_identity(self) -> str:
-        """Empty for lit_llm's classes. A user's class may encode as it likes, so its identity has its name, its plain
-        attributes and a hash of the files that define it and its bases."""
+        """The part of ``identity`` about the tokenizer's class. It is empty for lit_llm's classes. A user's class may encode as
+        it likes, so this has the class's name, its plain attributes, and a hash of the files that define it and its bases."""
         kind = type(self)
         if kind.__module__.partition(".")[0] == "lit_llm":
             return ""
@@ -140,7 +140,7 @@ class Tokenizer(ABC):
         return {TOKENIZER_FILE: self.to_json(), DOCUMENT_IDS_FILE: DocumentIds(self.bos_id, self.eos_id).to_json()}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``tokenizer.json`` into ``folder``, with ``document_ids.json`` beside it, and return its path."""
+        """Write ``tokenizer.json`` and ``document_ids.json`` into ``folder``. Return the path of ``tokenizer.json``."""
         for name, text in self.files().items():
             write_text(Path(folder) / name, text)
         return Path(folder) / TOKENIZER_FILE

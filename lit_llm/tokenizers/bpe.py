@@ -25,9 +25,9 @@ _BUFFERED_TEXTS = 32  # rustbpe counts so many at once, in parallel; limits memo
 class BPE(Learned):
     """A byte-level BPE with GPT-2's word splitting, trained on the training text when the data is prepared.
 
-    rustbpe trains it, more than twice as fast as ``tokenizers``, and with the same result except among equally frequent pairs.
-    The result depends on the counts of words only, not on the order of texts or the number of threads. Text beyond the first
-    2 GiB is not used.
+    rustbpe trains it, more than twice as fast as ``tokenizers``. The vocabulary is the same, except that the two may choose
+    differently among equally frequent pairs. It depends only on the counts of words, not on the order of the texts or the
+    number of threads. Text beyond the first 2 GiB is not used.
 
     Args:
         vocab_size: number of ids, including ``<|endoftext|>`` and the 256 bytes. A short text may give fewer.
@@ -54,7 +54,7 @@ def _bounded(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _parts_of(text: str) -> Iterator[str]:
-    """Yield the parts of a text, which is cut where it or a word is too long."""
+    """Yield the parts of a text, cut so that no part exceeds ``_TEXT_CHARACTERS`` and no word ``_WORD_CHARACTERS``."""
     for start in range(0, len(text), _TEXT_CHARACTERS):
         part, begin = text[start : start + _TEXT_CHARACTERS], 0
         for long in _LONG.finditer(part):
@@ -65,7 +65,7 @@ def _parts_of(text: str) -> Iterator[str]:
 
 
 def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
-    """Return the tokenizer with these tokens, which are in the order of their merges. The first 256 are the bytes."""
+    """Return the library's tokenizer with ``tokens``: the 256 bytes, then the merged tokens in the order of their merges."""
     symbols = byte_symbols()
     ranks: dict[bytes, int] = {}
     for token in tokens:
@@ -82,7 +82,7 @@ def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """Return the two tokens whose merge makes ``token``. Earlier merges join its bytes to these two."""
+    """Return the two tokens whose merge makes ``token``: what is left when all earlier merges have joined the token's bytes."""
     parts = [token[i : i + 1] for i in range(len(token))]
     none = len(ranks)
     pair_ranks = [ranks.get(token[i : i + 2], none) for i in range(len(token) - 1)]  # the rank of each pair's merge

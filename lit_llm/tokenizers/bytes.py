@@ -1,4 +1,4 @@
-"""One id per byte."""
+"""A tokenizer with one id per byte."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bytes(Tokenizer):
 
 
 def byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte 0..255: itself if printable, else the next unused one from U+0100."""
+    """GPT-2's printable character for each byte 0..255: that of the same code if printable, else the next from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     codes = {byte: byte for byte in printable} | {byte: 256 + rank for rank, byte in enumerate(others)}

@@ -37,7 +37,7 @@ _LINES = (
     "Ελληνικά русский עברית العربية हिन्दी ไทย 中文字符 日本語テキスト 한국어 ᄒ\u1161ᆫ 𝔘𝔫𝔦 𠀀𪜀",
     "🙂👍🏽👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪🇫🇷 ☃️ ©®™ \ufeff \ufffd\ufffd \u0000\u0001\u007f",
 )
-"""Lines of many kinds, to compare two encoders on text that a corpus may lack."""
+"""Lines of many kinds, which may be rare in a corpus: two encoders are compared on them."""
 
 Join = Literal["plain", "newline", "document"]
 _Encode = Callable[[bytes], np.ndarray]
@@ -48,20 +48,21 @@ class EncoderChoice:
     """How a tokenizer's texts are encoded. The object is small, so that it can be sent to other processes."""
 
     kind: Literal["tiktoken", "tokenizers", "own"]
-    """The library; "own": methods of the tokenizer's class."""
+    """The library that encodes; "own": the methods of the tokenizer's class encode."""
     reason: str
-    """Why the library was chosen, in one sentence."""
+    """Why this kind was chosen, in one sentence."""
     join: Join
-    """How pieces of a document give the ids of the whole. plain: each is encoded alone. newline: each piece but the first is
-    encoded after a newline, whose ids are dropped. document: they do not, so documents must be encoded whole."""
+    """How to encode the pieces of a document so that their ids are those of the whole document. plain: each piece alone.
+    newline: each piece but the first after a newline, whose ids are dropped. document: no way is known, so documents must be
+    encoded whole."""
 
 
 def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken: bool = True) -> EncoderChoice:
     """The fastest encoder that gives the tokenizer's ids, and the join that gives the ids of whole documents.
 
     Args:
-        sample: texts like those to encode. A million characters are compared, at the start of each text.
-        try_tiktoken: False for a short text: the comparison takes up to a second.
+        sample: texts like those to encode. At most 2**17 characters of each text, and 2**20 in all, are compared.
+        try_tiktoken: False: do not consider tiktoken. This suits short texts, as the comparison takes up to a second.
     """
     texts = [*_first(sample, _SAMPLE_CHARACTERS), *check_texts()]
     kind: Literal["tiktoken", "tokenizers", "own"] = "own"
@@ -88,15 +89,15 @@ def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken:
 
 
 class PieceEncoder:
-    """Encode texts that come in pieces.
+    """Encode documents that come in pieces, and count their unknown tokens and bytes.
 
     Args:
         choice: the result of ``choose_encoder`` for this tokenizer.
 
     Attributes:
         unknown_tokens: number of ids so far that stand for unknown characters, if the tokenizer has an ``unknown_id``.
-        token_bytes: number of bytes of all other ids, by ``Tokenizer.token_bytes``. For a class without ``unknown_id`` that
-            does not use ``tokenizers``: number of bytes of the texts.
+        token_bytes: number of bytes so far of all other ids, by ``Tokenizer.token_bytes``. For a class without ``unknown_id``
+            that does not use ``tokenizers``: number of bytes of the texts.
     """
 
     def __init__(self, tokenizer: Tokenizer, choice: EncoderChoice) -> None:
@@ -117,7 +118,7 @@ class PieceEncoder:
 
         Args:
             text: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.
-            continues: whether it continues the document of the text before it.
+            continues: whether ``text`` continues the document of the previous call.
         """
         ids = _encoded(self._encode, self._join, text, continues=continues)
         sizes = np.array([len(text)]) if self._sizes is None else self._sizes[ids]
@@ -145,7 +146,7 @@ def _first(texts: Sequence[str], characters: int) -> Iterator[str]:
 
 
 def _difference(tokenizer: Tokenizer, fast: TiktokenEncoding, texts: list[str]) -> str | None:
-    """Return a text, or its start, for which the ids differ; None if all ids are equal."""
+    """Return a text, or its start, that ``tokenizer`` and ``fast`` encode differently; None if all ids are equal."""
     tokens = []
     for token in fast.vocabulary:
         try:
@@ -163,7 +164,7 @@ def _difference(tokenizer: Tokenizer, fast: TiktokenEncoding, texts: list[str]) 
 
 
 def _join(encode: _Encode, texts: list[str]) -> Join:
-    """Return the first join with which pieces of ``texts`` give the ids of the whole texts."""
+    """Return the first join with which the pieces of ``texts``, encoded with it, give the ids of the whole texts."""
     possible: list[Join] = ["plain", "newline"]
     for text in texts:
         cuts = [match.end() for match in _SAFE_CUT.finditer(text)]
@@ -180,7 +181,8 @@ def _join(encode: _Encode, texts: list[str]) -> Join:
 
 
 def _encoded(encode: _Encode, join: Join, text: bytes, *, continues: bool) -> np.ndarray:
-    """Return the ids of a text. Tokenizers that put a space before a text would also put it before each piece."""
+    """Return the ids of a text. The join "newline" is for tokenizers that put a space before every text, also before a piece
+    that ``continues`` a document: such a piece is encoded after a newline."""
     if join == "newline" and continues:
         newline, joined = encode(b"\n"), encode(b"\n" + text)
         if np.array_equal(joined[: newline.size], newline):

@@ -163,14 +163,14 @@ def _first_known(backend: tokenizers.Tokenizer, names: Iterable[str]) -> int | N
 
 
 def optional_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file beside tokenizer.json; empty if it has none. Other programs write these files."""
+    """Return the object in a JSON file beside tokenizer.json, which another program wrote; {} if the file is missing or bad."""
     with contextlib.suppress(UserError):
         return read_object(file)
     return {}
 
 
 def configured_tokens(folder: Path, name: str) -> list[str]:
-    """Return the tokens called ``name``, such as eos_token, in Hugging Face's files beside tokenizer.json, best first."""
+    """Return the tokens that Hugging Face's files beside tokenizer.json call ``name``, such as eos_token; the first counts."""
     entries = [optional_object(folder / file).get(name) for file in (TOKENIZER_CONFIG, "special_tokens_map.json")]
     tokens = [token.get("content") if isinstance(token, dict) else token for token in entries]
     return [token for token in tokens if isinstance(token, str)]

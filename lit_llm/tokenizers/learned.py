@@ -26,7 +26,7 @@ class Learned(HuggingFaceTokenizer):
 
     Args:
         vocab_size: number of ids. A short text may give fewer.
-        holds: the tokens that every vocabulary of the class has, for the message.
+        holds: the tokens that every vocabulary of the class has, in words, for the error message.
         least: number of ids that these tokens take.
 
     Raises:
@@ -53,7 +53,7 @@ class Learned(HuggingFaceTokenizer):
         return self._trained is not None
 
     def train(self, texts: Iterable[str]) -> None:
-        """Learn the vocabulary from ``texts``, read once, piece by piece."""
+        """Learn the vocabulary from ``texts``, which are iterated over once."""
         backend = self._learn(texts)
         backend.encode_special_tokens = True
         self._trained = backend
@@ -107,7 +107,7 @@ class Characters(Learned):
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Characters | None:
-        """Return the Characters tokenizer that was saved as ``backend``; None if ``backend`` is another kind."""
+        """Return the ``Characters`` tokenizer that was saved as ``backend``; None if another tokenizer was saved."""
         vocab = backend.get_vocab(with_added_tokens=False)
         is_ours = vocab.get(_UNKNOWN) == 0 and all(len(symbol) == 1 for symbol in vocab)
         if not is_ours or _library_tokenizer(vocab).to_str() != backend.to_str():
@@ -118,7 +118,7 @@ class Characters(Learned):
 
     @cached_property
     def _ids(self) -> np.ndarray:
-        """(0x110000,) int64: the id of each code point."""
+        """(0x110000,) int64: the id of each Unicode code point; ``unknown_id`` for those outside the vocabulary."""
         ids = np.zeros(sys.maxunicode + 1, dtype=np.int64)
         for symbol, i in self.backend.get_vocab(with_added_tokens=False).items():
             ids[ord(symbol)] = i

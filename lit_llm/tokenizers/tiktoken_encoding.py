@@ -52,7 +52,11 @@ class TiktokenEncoding:
 
 
 def _normalizes(content: dict[str, Any]) -> bool:
-    """Whether texts are normalised to NFC."""
+    """Whether the tokenizer with the JSON ``content`` normalises texts to NFC.
+
+    Raises:
+        NotExpressible: it normalises texts in another way.
+    """
     normalizer = content["normalizer"]
     if normalizer is not None and normalizer != {"type": "NFC"}:
         raise NotExpressible(f"it has a normalizer ({normalizer['type']})")
@@ -80,11 +84,11 @@ def word_pattern(pre_tokenizer: dict[str, Any] | None) -> str:
 
 
 def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> None:
-    """Refuse a tokenizer whose ids do not follow from its merges.
+    """Refuse a tokenizer whose ids do not follow from its merges, which are all that another program, like tiktoken, gets.
 
     Args:
-        content: the content of its tokenizer.json.
-        whole_words: whether the other program takes a word that is a token whole, without merges.
+        content: the content of the tokenizer's tokenizer.json.
+        whole_words: whether that program gives a word that is itself a token the token's id, without applying merges.
 
     Raises:
         NotExpressible: the ids do not follow from the merges.
@@ -101,7 +105,11 @@ def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> Non
 
 
 def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
-    """Return the rank of each token (its byte, or 256 + its place in the order of merges), and the id of each rank."""
+    """Return the rank of each token, and the id of each rank. A byte is its own rank; merged tokens follow from 256 on.
+
+    Raises:
+        NotExpressible: tiktoken cannot have such tokens or merges.
+    """
     require_merges(content)
     model, vocab = content["model"], content["model"]["vocab"]
     if model.get("byte_fallback"):

@@ -1,7 +1,7 @@
 """Loss sums over the micro-batches of an optimizer step or of an evaluation, on the device, also by source of a mixture.
 
-Averaging the means of batches or ranks is wrong if their numbers of tokens differ. So the sums are divided once, at the end.
-Nothing here is saved: checkpoints are made between optimizer steps, when all sums are 0.
+A counted target is one that is not ignored (-100). Averaging the means of batches or ranks is wrong if their numbers of counted
+targets differ. So sums are added, and divided once, at the end. Checkpoints need no sums: between two steps, all of them are 0.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Accumulation:
     that share sequences hold a part of each sequence; the strategy averages the gradients over these ranks, too.
 
     Args:
-        losses: the means to log.
+        losses: the layout of the sums: which means are logged.
         block_size: the largest number of targets in a row.
-        equal: whether every micro-batch has the same number of counted targets, on all ranks.
+        equal: whether every micro-batch of every rank has the same number of counted targets.
         loss_ranks: the number of ranks whose loss sums are added.
     """
 
@@ -45,8 +45,8 @@ class Accumulation:
         self.block_size, self.equal, self.loss_ranks = block_size, equal, loss_ranks
         self.latest_count: Tensor | int = 0
         self.routers: Tensor | None = None
-        """Sums of the routers in the latest step over all ranks, as `RouterSums.packed`. None: no block has experts."""
-        self._routers: Tensor | None = None  # those of this rank in the step so far
+        """The routers' sums over the latest step and all ranks, as `RouterSums.packed`. None: no block has experts."""
+        self._routers: Tensor | None = None  # this rank's sums of the routers in the step so far
 
     def add(self, batch: dict[str, Tensor], sums: LossSums) -> None:
         added = self.losses.of(batch, sums)
@@ -59,21 +59,25 @@ class Accumulation:
     def weight(self, count: Tensor | int) -> Tensor | float:
         """The factor for the mean of a micro-batch with this number of counted targets, before its backward pass.
 
-        It is at least 1 / `block_size`, as in `mean_of`: a part of a sequence may only have counted targets further ahead.
+        A count of 0 is taken as 1, as in `mean_of`: with `predict_ahead`, a micro-batch can have a loss of tokens further ahead
+        although no next token of it is counted.
         """
         if self.equal:
             return 1.0
         return (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)) / self.block_size
 
     def first_gradient_scale(self, accumulate: int) -> Tensor | float:
-        """The factor that makes the gradient of a step's first micro-batch that of its mean loss; inf if no target counts."""
+        """The factor that turns the gradient after a step's first micro-batch into the gradient of this batch's mean loss.
+
+        It is inf if no target of the micro-batch is counted. `accumulate` is the number of micro-batches of a step.
+        """
         count = torch.zeros(()) if self._sums is None else self._sums[0, 1]
         return accumulate if self.equal else accumulate * self.block_size / count
 
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
         """Return the sums over all ranks, for `LossMeans.row`, and the factor for the gradients (None: 1). Reset the sums.
 
-        The sums of the routers are stored in `routers`.
+        The routers' sums over all ranks are stored in `routers`.
 
         Args:
             accumulate: the number of micro-batches of a whole step, by which Lightning has divided the gradients.
@@ -111,11 +115,14 @@ class LossMeans:
         self._further_from = 1 + len(sources)
 
     def zeros(self, device: torch.device) -> Tensor:
-        """Zeros, (k, 2) of dtype `wide`: for each mean a sum and its divisor. Row 0 has the nats and the counted targets."""
+        """Zeros, (k, 2) of dtype `wide`, a row for each of the k logged means: its sum and its divisor.
+
+        Row 0 is the loss: its nats, and the number of counted targets.
+        """
         return torch.zeros(len(self.names), 2, dtype=wide(device), device=device)
 
     def of(self, batch: Mapping[str, Tensor], sums: LossSums) -> Tensor:
-        """The sums of a batch, (k, 2). If the batch has "sources", (B,) int64, `sums` must have `row_nll` and `row_count`."""
+        """The sums of a batch, (k, 2). If it has "sources", (B,) int64, `sums` must have `row_nll` and `row_count`."""
         added = self.zeros(sums.nll.device)
         added[0, 0], added[0, 1] = sums.nll.detach(), sums.count
         if "sources" in batch:
@@ -128,5 +135,5 @@ class LossMeans:
         return added
 
     def row(self, prefix: str, sums: Tensor) -> dict[str, float]:
-        """Values to log, such as "train/web/loss", from sums over batches and ranks. A mean with divisor 0 is left out."""
+        """The means by their logged names, such as "train/web/loss", from (k, 2) `sums`. A mean with divisor 0 is left out."""
         return {f"{prefix}/{name}": a / b for name, (a, b) in zip(self.names, sums.tolist(), strict=True) if b}

@@ -33,7 +33,7 @@ from lit_llm.training.accumulation import Accumulation
 
 
 class Answers(L.LightningModule):
-    """The base class of LanguageModel, which sets the attributes."""
+    """Base class of LanguageModel: LanguageModel sets these attributes, and the methods here read them."""
 
     config: GPTConfig
     loss_config: LossConfig
@@ -71,9 +71,9 @@ class Answers(L.LightningModule):
 
     @property
     def flops_per_token(self) -> float:
-        """Training FLOPs per token of the data's sequences, see `GPTConfig.flops_per_token` and `flops_saved`.
+        """Training FLOPs per token in sequences of the data's length, without those that LoRA saves (`flops_saved`).
 
-        For a custom architecture, `own_flops_per_token` counts those of its kernels, or six per parameter.
+        For a custom architecture, `own_flops_per_token` counts the FLOPs of its operations, or takes six per parameter.
         """
         model, length = self.whole_model, getattr(self.data, "block_size", None)
         if isinstance(model, CustomModel):
@@ -82,8 +82,11 @@ class Answers(L.LightningModule):
 
     @property
     def every_target_counts(self) -> bool:
-        """Whether all micro-batches have equal weight, because the data module declares that no training target is ignored."""
-        shares_sequences = self.mesh is not None and self.mesh.context > 1  # its ranks may have padding of a sequence
+        """Whether all micro-batches have equal weight: the data module declares that no training target is ignored.
+
+        False if ranks share sequences (context parallelism).
+        """
+        shares_sequences = self.mesh is not None and self.mesh.context > 1  # a rank's part of a sequence may be padding
         return getattr(self.data, "every_target_counts", False) and not shares_sequences
 
     @property
@@ -92,12 +95,15 @@ class Answers(L.LightningModule):
         return self.loss_config.chunk_size is None
 
     def first_gradient_scale(self) -> Tensor | float:
-        """The factor that makes the gradient of a step's first micro-batch that of its mean loss; inf if no target counts."""
+        """`Accumulation.first_gradient_scale` for the micro-batches of the current step."""
         return self.window.first_gradient_scale(self.trainer.accumulate_grad_batches)
 
     @property
     def expert_biases(self) -> list[Tensor | None] | None:
-        """The bias, (E,), of each block with experts, or None for another rank's block. None if no block has experts."""
+        """For each block with experts, the bias (E,) of its router's choice; None for a block that only another rank has.
+
+        None instead of a list if no block has experts.
+        """
         biases = [] if self.model is None else [router.choice_bias for router in self.whole_model.routers]
         return [None if bias.is_meta else bias for bias in biases] or None
 
@@ -105,7 +111,10 @@ class Answers(L.LightningModule):
 
     @property
     def prompt_start(self) -> list[int]:
-        """The end-of-document id, if documents are masked and begin with it in training. If empty, BOS or nothing is used."""
+        """The ids before a prompt: the end-of-document id, if documents are masked and begin with it in training.
+
+        Otherwise the list is empty, and `prompt_ids` begins with BOS if the tokenizer has one.
+        """
         # Conversations have no end-of-document id, only their template. Without a `TokenDataModule`, GPT finds the ids.
         opens = self.config.mask_documents and getattr(self.data, "ends_open", True)
         return [self.config.eos_id] if opens and self.config.eos_id is not None else []
@@ -125,13 +134,13 @@ class Answers(L.LightningModule):
 
     @cached_property
     def exported_tokenizer(self) -> ExportedTokenizer | None:
-        """The tokenizer of an exported model, if there is a run folder to export."""
+        """The tokenizer that an export of this run would have; None without a run folder that can be exported."""
         run = Path(self.trainer.default_root_dir)
         is_run = (run / CONFIG).is_file() and (run / TOKENIZER_FILE).is_file()
         return ExportedTokenizer(run, eos_id=self.config.eos_id) if is_run else None
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
-        """The likeliest ids after `ids`, one by one; no id ends them."""
+        """Yield `max_new_tokens` ids that continue `ids`, each the likeliest one. No end-of-document id stops it."""
         model: Any = self.model
         known = self.tokenizer.vocab_size if self.exported_tokenizer is None else None  # an exported one decodes any id
         return generate(model, ids, max_new_tokens=max_new_tokens, sampling=Sampling(temperature=0), vocab_size=known)

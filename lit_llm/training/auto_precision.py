@@ -56,7 +56,7 @@ def _of_gpu(name: str, has_bf16: bool) -> Choice:
 
 
 def keep(start: RunStart, choice: Choice) -> Choice:
-    """Return the saved precision of a run that is continued or evaluated, on any device. A new run takes `choice`."""
+    """For a run that is continued or evaluated, return its saved precision, whatever the device; for a new run, `choice`."""
     settings = {} if start.saved is None else start.saved.settings
     if KEY not in settings:
         return choice

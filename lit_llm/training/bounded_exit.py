@@ -36,7 +36,8 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
     Under a debugger there is no time limit.
 
     Args:
-        needs_output: Whether the command has failed if a full disk took part of what it printed.
+        needs_output: Whether the command fails (exit code 2) if text that it printed could not be written, as on a full disk.
+            If false, it only prints a warning.
     """
     survive_lost_output()
     try:
@@ -55,11 +56,14 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
 
 
 def _let_the_first_rank_end() -> None:
-    """Let rank 0 print why the run ends, before torchrun kills it because this process failed. On a timeout, print it here."""
+    """Wait until rank 0 has ended and so has printed why the run ends: once this process ends, torchrun kills all others.
+
+    After `FIRST_RANK_SECONDS`, print the reason here instead.
+    """
     try:
         address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
         with socket.create_connection((address, port), FIRST_RANK_SECONDS) as store:
-            store.recv(1)  # returns when rank 0, which hosts the store, has ended; torchrun's agent ends this process before
+            store.recv(1)  # returns when rank 0, the store's host, has ended; an agent of torchrun ends this process before
     except TimeoutError:
         for line in unsaid:
             print(line, file=sys.stderr)
@@ -101,7 +105,7 @@ atexit.register(_finish)
 
 
 def launches_ranks() -> None:
-    """Call this before launching further ranks: `end_with_launcher` in them watches this process."""
+    """Store this process's id in the environment, for `end_with_launcher` of the ranks that it is about to launch."""
     os.environ[LAUNCHER] = str(os.getpid())
 
 

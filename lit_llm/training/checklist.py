@@ -100,8 +100,8 @@ class CheckedRun:
 
     Args:
         run_dir: an empty folder.
-        trained: the model starts with trained weights.
-        say: takes a line about what is being done.
+        trained: whether the model starts with trained weights.
+        say: is called with each line of progress.
     """
 
     def __init__(
@@ -135,7 +135,10 @@ class CheckedRun:
         return lines
 
     def cut_batch(self) -> str:
-        """Reduce the batch; returns a description of it."""
+        """Reduce the batch to at most 2 micro-batches of at most 2 sequences; returns a description of the batch.
+
+        A data module without a `global_batch_size` keeps its batch.
+        """
         data = self.datamodule
         configured = getattr(data, "global_batch_size", None)
         if configured is None:
@@ -146,7 +149,7 @@ class CheckedRun:
 
 
 def checklist(run: CheckedRun) -> list[Line]:
-    """Train three steps, then check every line. `run.say` announces checks that take long."""
+    """Train three steps, then make all checks, and return a line for each. `run.say` announces checks that take long."""
     trainer, module = run.trainer, run.model
     run.say(f"training {STEPS} steps …")
     trainer.fit(module, datamodule=run.datamodule)
@@ -164,7 +167,7 @@ def checklist(run: CheckedRun) -> list[Line]:
 
 
 def data_files(data: Any) -> list[Line]:
-    """Check that the token files are those of meta.json: each file is hashed as a whole."""
+    """Check that each token file has the hash that meta.json records. Returns no line for a user's own data module."""
     if not isinstance(data, TokenDataModule):
         return []
     problems, files = list(data.opened.files.problems()), data.opened.files
@@ -176,7 +179,7 @@ def data_files(data: Any) -> list[Line]:
 
 
 def no_target(data: Any) -> Line:
-    """The line in place of those that need a target, if no step has any."""
+    """The failed line that replaces the checks of labels and gradients if all targets of the three steps are ignored."""
     why = data.opened.cut_conversations() if isinstance(data, TokenDataModule) else ""
     masks = "the masks of the data leave every token out (look at it: --show 2)"
     why_not = f"no target in these {STEPS} steps: {f'{why}, or ' if why else ''}{masks}"
@@ -220,7 +223,10 @@ def _packed_documents(run: CheckedRun) -> Tensor | None:
 
 
 def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False, of_tokens: bool = True) -> Line:
-    """Check that the first loss is ln V: an untrained model predicts every id equally. A trained model's loss may be lower."""
+    """Check that the first loss is ln V: an untrained model predicts every id equally. A trained model's loss may be lower.
+
+    If not `of_tokens`, the loss is one of pairs, and is not tested.
+    """
     assert model.config.vocab_size is not None
     if not observer.losses:
         return Line("first loss is ln V", True, f"not tested: no target in {STEPS} steps")
@@ -267,7 +273,8 @@ def save_and_load(run: CheckedRun) -> Line:
 
 
 def causal_mask(run: CheckedRun) -> Line:
-    """Check in both modes of the model that no prediction depends on a later token or, if masked, on an earlier document.
+    """Check, in evaluation and training mode, that no prediction depends on a later token, nor, with document masks, on an
+    earlier document.
 
     The weights get noise during the check, because a projection that is still near zero would hide a leak behind it.
     """
@@ -287,7 +294,7 @@ def causal_mask(run: CheckedRun) -> Line:
 
 
 def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tuple[bool, str]:
-    """Whether nothing leaks, and the finding. Each test changes all tokens from one position (the cut) on.
+    """Return (True if no information leaks, the finding). Each test changes all tokens from one position (the cut) on.
 
     The model gets one sequence at a time, because sequences of a batch may share the capacity of experts.
     """
@@ -315,7 +322,8 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
         rounding = (1e-3 if "32" in run.trainer.precision else 1e-2) * before.abs().max()
 
         def moved(first: Tensor, last: Tensor, cut: int, before: Tensor = before) -> Tensor:
-            """(T,) largest changes of logits from `before`, for `cut` tokens of `first` followed by the rest of `last`."""
+            """Feed the first `cut` tokens of `first`, then the rest of `last`. Return each position's largest change of a
+            logit from `before`, (T,)."""
             return (logits(torch.cat([first[:, :cut], last[:, cut:]], dim=1)) - before).abs().amax(dim=-1)
 
         if not moved(ids, ids, 0).max() <= rounding:
@@ -332,14 +340,14 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
 
 
 def _cuts(length: int) -> list[int]:
-    """Positions from which on tokens are changed. Consecutive ones find a leak at every n-th position; early ones find a
-    small leak, because there a later token has the largest share of the attention."""
+    """Positions from which on tokens are changed. Consecutive positions find a leak at every n-th position. Early positions
+    find a small leak, because a later token has the largest share of the attention there."""
     parts = range(1, 16), range(length // 2, length // 2 + 8), range(length - 8, length)
     return sorted({cut for part in parts for cut in part if 0 < cut < length})
 
 
 def loader(run: CheckedRun) -> list[Line]:
-    """Read batches without training, to test the speed and whether sequences repeat."""
+    """Read batches without training, to test whether sequences repeat, and whether loading is fast compared with training."""
     seen: set[bytes] = set()
     repeated = sequences = tokens = 0
     loaded = run.datamodule.train_dataloader()
@@ -433,7 +441,7 @@ def overfitting(run: CheckedRun) -> Line:
 
 
 def coordinates(run: CheckedRun) -> Line:
-    """Check that with base_width, updates change activations equally at every width."""
+    """Check that with base_width, updates change activations equally at every width. Without it, only report the changes."""
     name, module = "coordinate check", run.model
     model = module.whole_model
     if not isinstance(model, GPT) or module.lora is not None or model.config.moe is not None:

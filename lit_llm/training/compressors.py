@@ -1,4 +1,4 @@
-"""Bits per byte of gzip and xz on the held-out text that a model is evaluated on, to compare with the model's."""
+"""Bits per byte of gzip and xz on the held-out text that a model is evaluated on, to compare with the model's bits per byte."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lightning.pytorch import Trainer
 from lit_llm.data.batches import HeldOutOrder
 
 SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
-"""At most `SAMPLE_TOKENS` are compressed, in seconds: the beginnings of `SAMPLE_PARTS` equal parts if the text is longer."""
+"""At most `SAMPLE_TOKENS` are compressed, to take only seconds: of a longer text, the beginnings of `SAMPLE_PARTS` parts."""
 
 
 class Compressors:
-    """Bits per byte of gzip and xz on the evaluated texts. Rank 0 measures a split in its first evaluation."""
+    """Bits per byte of gzip and xz on the evaluated texts. Rank 0 measures them in the first evaluation of each split."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, float]] = {}  # split → values by name
 
     def row(self, trainer: Trainer, data: Any, split: str) -> dict[str, float]:
-        """The values to log for "val" or "test", by name. A collective."""
+        """The values to log for the split "val" or "test", by name; empty if they cannot be measured. A collective."""
         if split not in self._rows:
             row: dict[str, float] = {}
             if trainer.is_global_zero:

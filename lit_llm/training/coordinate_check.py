@@ -30,7 +30,7 @@ without it at least 0.46 in queries, hidden units or logits."""
 
 
 def width_powers(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optimizer]) -> dict[str, float]:
-    """The power of the width with which `STEPS` updates change queries, hidden units, the residual stream and logits.
+    """For queries, hidden units, residual stream and logits: the p with which the change by `STEPS` updates grows as width^p.
 
     Models of the same kind as `config`, with two blocks and widths 64 to 256, learn one batch of random ids in fp32 on the CPU.
 

@@ -52,10 +52,13 @@ _IDS = (torch.int64, torch.int32)  # what an embedding reads
 
 
 def check_batch(batch: Any, data: object) -> None:
-    """Look at a batch of a user's data module.
+    """Check the names, shapes and dtypes of a batch, as a user's data module may give it.
+
+    Args:
+        data: the data module, which the error message names.
 
     Raises:
-        UserError: It is not what `LanguageModel` trains on.
+        UserError: The batch is not what `LanguageModel` trains on.
     """
     seen = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
     inputs, targets = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "targets"))

@@ -18,7 +18,7 @@ from lit_llm.training.accumulation import LossMeans, wide
 
 
 class Evaluation(Metric):
-    """The sums of one pass over held-out data. Make it when the pass begins: precision bf16-true would round earlier sums.
+    """The sums of one pass over held-out data. Create it when the pass begins: bf16-true rounds the sums of earlier objects.
 
     `compute` adds the sums of all ranks. It returns values by name, such as "val/loss", which is NaN if no target counts. Bits
     per byte are nats / (ln 2 · UTF-8 bytes of the text): comparable across tokenizers, and 8 times a compression ratio.
@@ -49,7 +49,7 @@ class Evaluation(Metric):
         """Add the sums of a batch.
 
         Args:
-            parts: number of ranks that share this batch; `sums` is this rank's part.
+            parts: number of ranks that have this same batch. `sums` is this rank's part of the batch's sums.
         """
         self.sums = self.sums + self.losses.of(batch, sums)
         if self.token_bytes is not None:
@@ -73,7 +73,7 @@ def safe_exp(loss: float) -> float:
 
 
 def without_repeats(batch: dict[str, Tensor], batch_idx: int, trainer: Trainer, dataloader_idx: int) -> dict[str, Tensor]:
-    """The batch with ignored targets in the rows that a `DistributedSampler` repeats to give all ranks equally many.
+    """The batch, with ignored targets in rows that a `DistributedSampler` repeats so that ranks get equally many samples.
 
     Rank r of R takes samples r, r + R, …; after the last sample, the sampler starts again with the first.
 

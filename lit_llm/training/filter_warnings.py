@@ -24,7 +24,7 @@ _LIGHTNING = Path(lightning.__file__).parent
 
 
 def filter_warnings() -> None:
-    """Hide these warnings in the whole process, and Lightning's messages about the seed and the devices."""
+    """Hide the warnings of `_WARNINGS` in the whole process, and Lightning's messages about the seed and the devices."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)

@@ -56,12 +56,12 @@ def fit(
 
     Args:
         trainer: with all callbacks of a run (`config.run_callbacks`).
-        initial: Initial weights instead of random ones.
+        initial: Initial weights; None: random ones.
         accept_changes: Continue even if the data differ from the checkpoint's.
 
     Raises:
         UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then unchanged.
-        KeyboardInterrupt: Instead of Lightning's SystemExit.
+        KeyboardInterrupt: The user interrupted training; Lightning itself would raise SystemExit.
     """
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
     if is_rank_zero() and isinstance(data, lit_llm.data.TokenDataModule):
@@ -103,7 +103,7 @@ def _check_data(
     *,
     accept_changes: bool,
 ) -> None:
-    """Raise a UserError if the data do not fit. Runs early, because Lightning opens the event file before the data."""
+    """Raise a UserError if the data do not fit the run or its weights, before Lightning opens the event file."""
     data.prepare_data()
     data.setup()
     model.objective.use(data, "fit")
@@ -111,7 +111,8 @@ def _check_data(
     if problem is not None:
         raise UserError(problem)
     refuse(start.data_changes(data, model.config.vocab_size, accepted=accept_changes))
-    if data.seen_sources() is None and (saved := start.saved_data(data)) is not None:  # else the texts are compared
+    # `data_changes` compares data that are made from texts by these texts. Other data are compared by their token files.
+    if data.seen_sources() is None and (saved := start.saved_data(data)) is not None:
         refuse(data.opened.files.changes(saved.get("files", {}), accepted=accept_changes))
 
 

@@ -1,4 +1,4 @@
-"""The run folder of a launch: locked while it trains, and as it was before if the launch fails before its first step ends."""
+"""Locks the run folder while a launch trains, and restores the folder if the launch fails before its first step ends."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class FolderGuard(Callback):
         State: none.
 
     Args:
-        start: the run's start, which has the lock, checked but not yet acquired.
-        replace: move an existing folder aside.
+        start: the run's start. It has the lock object, which is not acquired yet.
+        replace: whether an existing folder is moved aside, so that the run begins in a new one.
     """
 
     def __init__(self, run_dir: Path, start: RunStart, *, replace: bool) -> None:
@@ -55,7 +55,7 @@ class FolderGuard(Callback):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock, and remember the folder's file names and the contents that this launch overwrites.
+        """Hold the lock in a `with` block. On entry, note what `restore` needs: file names, and contents to be overwritten.
 
         Raises:
             UserError: Another process holds the lock.
@@ -75,13 +75,19 @@ class FolderGuard(Callback):
             yield
 
     def is_where(self, error: OSError) -> bool:
-        """Whether an error while the run writes files concerns its folder. An error of a write names no file."""
+        """Whether an error that was raised while the run wrote files concerns the run folder.
+
+        An error of `write` names no file: it counts as one of the folder if the disk is the cause.
+        """
         if error.filename is None:
             return is_disk_error(error)
         return Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.run_dir.absolute())
 
     def restore(self) -> None:
-        """Delete the files of this launch, and write back those that it replaced. A new folder with checkpoints is kept."""
+        """Delete the files of this launch, and write back the contents that it replaced.
+
+        A new folder is deleted, and the one that was moved aside returns. A new folder with checkpoints is kept.
+        """
         if not self._existed:
             if not (self.run_dir / CHECKPOINTS).exists():
                 shutil.rmtree(self.run_dir, ignore_errors=True)

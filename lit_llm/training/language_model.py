@@ -164,8 +164,8 @@ class LanguageModel(Answers):
     # -- training step ----------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Start new loss sums. Checkpoint and data are read now: both say what the sums need."""
-        self.reference.prepare(self)  # a checkpoint says which weights it needs
+        """Start new loss sums. The checkpoint has been loaded and the data are open: both say what the sums need."""
+        self.reference.prepare(self)  # after a checkpoint was loaded, which says of which weights the reference is
         loss_ranks = self.trainer.world_size if self.mesh is None else self.mesh.loss_ranks
         self.window = Accumulation(  # a data module may learn in `train_dataloader` whether every target counts
             self._means(), block_size=self.config.block_size, equal=self.every_target_counts, loss_ranks=loss_ranks
@@ -178,7 +178,7 @@ class LanguageModel(Answers):
         return LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The mean loss over the counted targets of a micro-batch on this rank; 0 if there are none, and in a pipeline."""
+        """The mean loss over this rank's counted targets; 0 without any. In a pipeline 0: `backward` computes the loss."""
         if self._first_batch:
             check_batch(batch, self.data)
         batch = self.reference.added_to(batch, self)
@@ -189,7 +189,7 @@ class LanguageModel(Answers):
         return mean_of(sums)
 
     def sums_of(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossSums:
-        """The loss sums of a batch, which has its reference already, for `objective` or else the module's own."""
+        """The loss sums of a batch for an objective (None: the module's). If it uses a reference, the batch must have it."""
         assert self.model is not None
         loss = self.loss_function(batch, objective)
         documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none
@@ -198,7 +198,7 @@ class LanguageModel(Answers):
         return sums
 
     def loss_function(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossFunction:
-        """The function that the model calls with hidden states, output matrix and targets."""
+        """The function that the model calls with hidden states, output matrix and targets to get the loss sums."""
         return (objective or self.objective).function(batch, self.loss_config, self.whole_model)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -227,7 +227,7 @@ class LanguageModel(Answers):
     # -- optimizer step ---------------------------------------------------------------------------------------------
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Sum the loss, and scale the gradient to the mean over all counted tokens, before callbacks read or clip it."""
+        """Sum the loss, and scale gradients to those of the mean over all counted targets, before callbacks read them."""
 
         def closure() -> Any:
             result = optimizer_closure()  # training step and backward pass of the step's last micro-batch
@@ -264,7 +264,7 @@ class LanguageModel(Answers):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch to the means, which are over the tokens of all loaders."""
+        """Add a batch to the sums of the evaluation, whose means are over the counted targets of all loaders."""
         if not isinstance(self.data, TokenDataModule):  # a TokenDataModule repeats nothing
             if batch_idx == 0:
                 check_batch(batch, self.data)

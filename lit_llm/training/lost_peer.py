@@ -1,7 +1,7 @@
 """Recognises that another process of the run has ended, by errors and exit codes; makes NCCL leave a record.
 
 gloo has no exception type for a lost connection: it raises a plain RuntimeError. So `is_lost_peer`, and no other function,
-tests the message. Its test kills a real process and uses the real error. `progress_watch` watches running processes.
+tests the message. Its unit test kills a real process to get the real error. `progress_watch` watches running processes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ def is_port_in_use(error: BaseException) -> bool:
 
 
 def launched_rank_ended(rank: int, code: int) -> None:
-    """End this process when a rank that it launched has ended, unless it ends by itself. Called in a thread.
+    """After a launched rank was killed, or failed before the processes connected, end this process too. Called in a thread.
 
-    A rank that fails after the processes have connected reports it (`progress_watch`), and a run may end on all ranks with an
-    exit code other than 0.
+    The main thread has `bounded_exit.SECONDS` to end by itself before. Does nothing if the rank ended with code 0, or failed
+    after the processes had connected: the rank then reports its failure (`progress_watch`), or all ranks end with this code.
+
+    Args:
+        code: the rank's exit code; the negative number of the signal that killed it.
     """
     if code == 0 or (code > 0 and dist.is_initialized()):
         return

@@ -28,7 +28,7 @@ from lit_llm.training.bounded_exit import LAUNCHER
 TIMEOUT = timedelta(minutes=30)
 """How long ranks wait for each other, as torch's process groups do."""
 FAILED_RANK = timedelta(seconds=60)
-"""How long a rank that has failed waits for rank 0, to tell it."""
+"""How long a failed rank tries to connect to rank 0, to report its failure."""
 RELEASE = 10.0
 """Seconds that rank 0 waits for the other ranks to read why the run ends."""
 ANNOUNCED = 10.0
@@ -46,7 +46,7 @@ def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
         settings: the settings that must be the same on all ranks, by key (`same_on_all_ranks`).
 
     Returns:
-        The store, or None if the ranks were connected. If rank 0 deletes its store, the other ranks lose theirs.
+        The store; None if the ranks were connected before. Rank 0 must keep it: when it is deleted, the other ranks lose it.
 
     Raises:
         UserError: On every rank: some rank has failed, has not started, or has other settings.
@@ -73,7 +73,7 @@ def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
 
 
 def tell_failure(error: Exception) -> None:
-    """Called by a rank that fails: if the ranks have not met, the others end with its error message."""
+    """Call this on a rank that fails: if the ranks have not met yet, all others end with this rank's error message."""
     if _ended or dist.is_initialized():
         return
     said = str(error) if isinstance(error, UserError) else repr(error)
@@ -94,7 +94,11 @@ def tell_failure(error: Exception) -> None:
 
 
 def _open(hosts: bool, timeout: timedelta) -> dist.Store:
-    """The store of this meeting, with a prefix of its own, because a process may train several times."""
+    """The store of this meeting, with a prefix of its own, because a process may train several times.
+
+    Args:
+        hosts: whether this rank hosts the store, unless torchrun's agent does.
+    """
     hosts = hosts and not has_agent_store()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=hosts, timeout=timeout, wait_for_workers=False, multi_tenant=True)
@@ -109,7 +113,11 @@ def _wait_for_readers(store: dist.Store, ranks: int) -> None:
 
 
 def _judge(store: dist.Store, keys: list[str]) -> None:
-    """On rank 0: wait for the settings of all ranks, and compare them. If a rank has failed, there is a verdict already."""
+    """On rank 0: wait for the settings of all ranks, compare them, and write the verdict, unless a failed rank has written one.
+
+    Args:
+        keys: the store's key of each rank's settings.
+    """
     began, said = time.monotonic(), False
     while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
         if store.check([_VERDICT]):
@@ -127,7 +135,7 @@ def _judge(store: dist.Store, keys: list[str]) -> None:
 
 
 def refuse_other_data(state: Mapping[str, Any]) -> None:
-    """Compare the settings that decide the samples of the ranks, once their data are open. A collective.
+    """Compare, between the ranks, the settings that decide which samples they read, once the data are open. A collective.
 
     Args:
         state: the state dict of a TokenDataModule.
@@ -143,7 +151,11 @@ def refuse_other_data(state: Mapping[str, Any]) -> None:
 
 
 def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One phrase for each key in which a rank differs from rank 0."""
+    """One sentence for each key whose value on some rank differs from that on rank 0.
+
+    Args:
+        of_ranks: the settings of each rank.
+    """
     ours, differences = of_ranks[0], dict[str, str]()
     for rank, theirs in enumerate(of_ranks):
         # Keys that one rank lacks follow from the choice of another class: they are named only if no value differs.

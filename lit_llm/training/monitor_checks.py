@@ -18,10 +18,11 @@ from lit_llm.core.errors import UserError
 class RequireMonitor(Callback):
     """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede the watched callback.
 
-    A resumed run starts with the metric of its checkpoint. A StepCheckpoint may wait for a score of tasks.
+    A score of tasks that a StepCheckpoint monitors is not required, because it may be measured later.
 
     Contract:
-        on_train_start: sets the configured patience instead of the checkpoint's, and clears an earlier reason for stopping.
+        on_train_start: restores the metric of the checkpoint. Sets the configured patience of an EarlyStopping instead of the
+            checkpoint's, and clears its earlier reason for stopping.
         on_validation_end, on_train_epoch_end: checks in the hook that the callback uses. An EarlyStopping checks after
             validation with a ValidateEvery, else at the end of an epoch.
         State: the last value of the metric, and its step.
@@ -80,7 +81,7 @@ class RequireMonitor(Callback):
 
 
 class ValidateLast(Callback):
-    """Without `ValidateEvery`, makes validation due after the last step, so that its loss and the best checkpoint are known."""
+    """For runs without `ValidateEvery`: makes Lightning validate after the last step, so that the best checkpoint is known."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == trainer.max_steps:  # a signal has interrupted the last validation
@@ -92,10 +93,10 @@ class ValidateLast(Callback):
 
 
 class StayEnded(Callback):
-    """Trains no further if the run has ended by a rule of its own, such as early stopping.
+    """Prevents further training if an earlier launch ended the run by a rule such as early stopping.
 
     Args:
-        ended: whether the run has ended. All ranks take the value of rank 0.
+        ended: whether the run has ended so. All ranks take the value of rank 0.
     """
 
     def __init__(self, ended: bool) -> None:

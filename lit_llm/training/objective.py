@@ -25,13 +25,13 @@ class Objective(ABC):
     """The loss that training minimises: the sum of `LossSums.loss` divided by the sum of `count`, over the global batch."""
 
     of_tokens: ClassVar[bool] = True
-    """Whether the loss is nats per token of the text, so that perplexity and bits per byte mean something."""
+    """Whether the loss is nats per token of the text. Only then are perplexity and bits per byte logged."""
     uses_pairs: ClassVar[bool] = False
-    """Whether it needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Other objectives refuse pairs."""
+    """Whether the objective needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Other objectives refuse pairs."""
     loss_head: ClassVar[LossHead] = "cross-entropy"
-    """The kind of its loss function, from which the planner computes memory and work."""
+    """The kind of the loss function: the planner computes the memory and work of this kind."""
     needs_gpt: ClassVar[bool] = False
-    """Whether it trains only a GPT, and no custom architecture."""
+    """Whether the objective can train only a GPT, and no custom architecture."""
     uses_reference: bool = False
     """Whether batches have "reference", the log-probability of each document under the weights that training starts from."""
 
@@ -41,11 +41,15 @@ class Objective(ABC):
 
         Args:
             batch: as the data module gives it, on the device of the model.
+            loss: the recipe's settings of the loss.
             model: the whole model, also in a pipeline. If ranks share sequences, `GPT.own_positions` selects the rank's part.
         """
 
     def use(self, data: Any, stage: str) -> None:
-        """Read from the data module what the objective needs. The data are open for "fit", "validate" or "test".
+        """Read from the open data module what the objective needs.
+
+        Args:
+            stage: "fit", "validate" or "test".
 
         Raises:
             UserError: data and objective do not fit each other.
@@ -63,11 +67,11 @@ class Objective(ABC):
             )
 
     def means(self, model: GPTConfig) -> tuple[str, ...]:
-        """Names of the k rows of `LossSums.means`, such as loss_ahead, which is logged as train/loss_ahead."""
+        """Names of the rows of `LossSums.means`, such as loss_ahead, which is logged as train/loss_ahead."""
         return ()
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
-        """Why the objective cannot be used with the other groups of a recipe, one sentence each."""
+        """Why the objective cannot be used with `parts`, the recipe's built groups by name, one sentence each."""
         return []
 
 

@@ -40,7 +40,7 @@ def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended
 
     Args:
         resumed: the run continued from a checkpoint.
-        ended_before: why there was nothing left to train.
+        ended_before: why the run had ended before this launch, so that nothing was left to train; None if it had not.
     """
     reason, code = outcome(trainer)
     if code == INTERRUPTED and (problem := unsaved(trainer, run_dir, resumed=resumed)):
@@ -59,7 +59,7 @@ def code_at_end(trainer: Trainer, run_dir: Path, metrics: Mapping[str, Tensor], 
     Args:
         metrics: the last values of all metrics.
         resumed: the run continued from a checkpoint.
-        followed: whether the run kept to the curve that it was checked against.
+        followed: whether the run kept to the curve that it was checked against; true without such a curve.
     """
     problems = [unsaved(trainer, run_dir, resumed=resumed), not_finite(trainer, metrics)]
     report("\n".join(filter(None, problems)))
@@ -92,7 +92,7 @@ def reason_for_end(trainer: Trainer) -> str:
 
 
 def _rule_of(stop: EarlyStopping) -> str:
-    """The rule that stopped training, named by its setting."""
+    """The rule of an EarlyStopping that stopped training: the setting, and the value that it compares with."""
     for name in ("stopping_threshold", "divergence_threshold"):
         if stop.stopping_reason is EarlyStoppingReason[name.upper()]:
             return f"{name} {getattr(stop, name):g}"
@@ -104,7 +104,7 @@ def _rule_of(stop: EarlyStopping) -> str:
 
 
 def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
-    """Why the result of training is not on disk, although the run saves checkpoints; a sentence, or None.
+    """A sentence why the result of training is not on disk, although the run saves checkpoints; None if it is on disk.
 
     Args:
         resumed: the run continued from a checkpoint, which is there even if this launch saved none.
@@ -127,7 +127,7 @@ def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
 def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
     """A sentence if training ended with a loss that is not finite, else None.
 
-    A SpikeGuard skips steps with such a loss. A finite validation loss then shows that the weights are fine.
+    With a SpikeGuard, which skips steps with such a loss, a finite validation loss shows that the weights are fine: None.
 
     Args:
         metrics: the last values of all metrics.

@@ -41,7 +41,7 @@ def survive_lost_output() -> None:
 
 
 def lost_output() -> str | None:
-    """Why a part of the printed text is lost; None if nothing is lost, or if a pipe's reader had read enough."""
+    """Why a part of the text printed to stdout is lost; None if nothing is lost, or if a pipe's reader has closed the pipe."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

@@ -8,28 +8,29 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 LONG = ("setup", "first step", "checkpoint", "end of validation")
-"""Here a rank may read, compile, write or score tasks for minutes between two hooks: only torch's own timeout applies."""
+"""In these hooks a rank may read, compile, write or score tasks for minutes: only torch's own timeout applies to it."""
 UNANSWERED = "does not answer (stopped, dead, or its machine is lost)"
 
 
 class Place(NamedTuple):
-    """Where a process is."""
+    """Where a process is in training, as it reports every second. Such a report is a beat."""
 
     beat: int
-    """The number of this report."""
+    """The number of this report of the process."""
     hooks: int
-    """Number of training hooks that it has passed."""
+    """Number of training hooks that the process has passed."""
     collectives: int
-    """Number of collectives that it has begun."""
+    """Number of collectives that the process has begun."""
     step: int
-    """The optimizer step that it makes, or has made last."""
+    """The optimizer step that the process makes, or has made last."""
     micro_batch: int
-    """Of this step, from 1; 0 before the first one of a launch."""
+    """The micro-batch of this step, counted from 1; 0 before the first micro-batch of a launch."""
     micro_batches: int
-    """Of this step."""
+    """Number of micro-batches of this step."""
     hook: str
+    """The latest hook, in words, such as "forward"."""
     collective: str | None = None
-    """The latest collective; set only after some time without progress."""
+    """The latest collective that the process has begun. None while it makes progress."""
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -46,7 +47,10 @@ class Judge:
     """Finds out that a run makes no progress, and which rank is behind. It reads only this machine's clock.
 
     Args:
-        silence: seconds without a beat after which a process counts as silent.
+        timeout: seconds without progress of any rank after which there is a verdict.
+        silence: seconds without a new beat after which a process counts as silent.
+        now: the clock, in seconds.
+        places: the latest place of each rank.
     """
 
     timeout: float
@@ -58,7 +62,7 @@ class Judge:
     _moved: float | None = None
 
     def hear(self, rank: int, place: Place) -> None:
-        """Take a published place of a rank."""
+        """Note a place that a rank has published. The same beat may be heard again; it counts once."""
         before, now = self.places.get(rank), self.now()
         if before is None or place.beat != before.beat:
             self.heard[rank] = now
@@ -67,11 +71,14 @@ class Judge:
         self.places[rank] = place
 
     def silent(self, rank: int) -> bool:
-        """Whether a process has sent no beat for `silence` seconds."""
+        """Whether a process has published no new beat for `silence` seconds."""
         return rank in self.heard and self.now() - self.heard[rank] > self.silence
 
     def verdict(self) -> tuple[int, str] | None:
-        """The rank that is behind, and a sentence, if no rank has made progress for the timeout."""
+        """(the rank that is behind, a sentence about it) if no rank has made progress for `timeout` seconds; else None.
+
+        Also None while that rank is in one of the hooks `LONG`, and not silent.
+        """
         if self._moved is None or self.now() - self._moved < self.timeout:
             return None
         rank = min(self.places, key=lambda r: (not self.silent(r), self.places[r].progress, r))
@@ -88,5 +95,5 @@ class Judge:
 
 
 def no_progress(timeout: float, what: str) -> str:
-    """The message with which a run ends."""
+    """The message with which a run ends that has made no progress; `what` says which rank is behind, and where."""
     return f"the run has made no progress for {timeout:g} s: {what} (--hang_timeout)"

@@ -1,8 +1,8 @@
 """The processes of a run watch each other: no process outlives the failure of another one, or waits for ever.
 
 Each process publishes where it is, every second, from a thread: the hooks of training that it has passed, and the collectives
-that it has begun. Rank 0 compares them. If no rank makes progress for `timeout` seconds, it publishes a verdict, which names
-the rank that is behind and ends every process. If rank 0 itself is silent, the others say so.
+that it has begun. Such a report is a beat. Rank 0 compares them. If no rank makes progress for `timeout` seconds, rank 0
+publishes a verdict, which names the rank that is behind and ends every process. If rank 0 itself is silent, the others say so.
 
 A process that fails publishes that, too. Usually the others notice it by themselves: gloo's next collective raises. They do
 not notice it with NCCL, or if the failed process cannot end.
@@ -46,14 +46,14 @@ class ProgressWatch(Callback):
 
     Also ends this process if another one has failed and this one does not notice it.
 
-    A slow validation is progress as long as hooks or collectives go on. A rank in a place of `LONG`, where it works for long
-    without either, is not behind unless it is silent.
+    A slow validation is progress as long as hooks or collectives go on. A rank in one of the hooks `progress_judge.LONG`, where
+    it may work for long without either, does not count as behind unless it is silent.
 
     Contract:
         setup: connects and starts the threads, with several processes. A collective.
         on_train_start: notes the first step of this launch.
         hooks of batches, steps, validation and checkpoints: count them.
-        on_exception: writes into the store of the process group that this process has failed. It then ends by itself.
+        on_exception: writes into the store of the process group that this process has failed. The exception then ends it.
         teardown: stops the threads.
         State: none.
 
@@ -112,7 +112,7 @@ class ProgressWatch(Callback):
         self._pass(trainer, "checkpoint")
 
     def place(self) -> Place:
-        """Where this process is. Called by one thread."""
+        """The next beat of this process: where it is now. Only one thread may call this."""
         self._beats += 1
         progress = self._hooks, collectives_begun()
         self._still = self._still + 1 if progress == self._progress else 0
@@ -148,7 +148,10 @@ class ProgressWatch(Callback):
         self._store = None
 
     def _exchange(self, ended: threading.Event) -> None:
-        """Publish where this process is; rank 0 judges, the others read its verdict. End if another process has failed."""
+        """Until `ended`: publish where this process is; rank 0 judges, the others read its verdict. Runs in a thread.
+
+        End this process after a verdict, and `PATIENCE` seconds after another process has failed.
+        """
         store, judge = self._store, self._judge
         assert store is not None
         ranks = range(self._ranks) if self._rank == 0 else (0,)
@@ -171,7 +174,10 @@ class ProgressWatch(Callback):
                 end(1, f"error: {failed} of this run has ended, and this rank waited for it: it ends now")
 
     def _listen_for_0(self, ended: threading.Event) -> None:
-        """End this process if it makes no progress and rank 0 is silent. In a thread: a stopped rank's store never answers."""
+        """Until `ended`: end this process if it makes no progress and rank 0 is silent.
+
+        Runs in a thread of its own, because `_exchange` waits for ever for the store of a stopped rank 0.
+        """
         before, since, began = (-1, -1), time.monotonic(), time.monotonic()
         while not ended.wait(self.interval):
             now, passed = time.monotonic(), (self._hooks, collectives_begun())
@@ -195,7 +201,7 @@ class ProgressWatch(Callback):
     # -- a rank that has died ---------------------------------------------------------------------------------------------
 
     def lost(self) -> str:
-        """The rank that has failed or is silent, or the launcher, after gloo's error for a lost connection. Takes seconds."""
+        """After gloo's error for a lost connection, name the process that ended, or return `UNKNOWN`. Takes some seconds."""
         store = self._store
         if store is None:
             return UNKNOWN

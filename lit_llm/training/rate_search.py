@@ -30,7 +30,7 @@ class Sweep:
 
     @property
     def smoothed(self) -> list[float]:
-        """The exponential average, without its bias towards the first loss. It ends where a loss is not finite."""
+        """The exponential average of the losses, without a bias towards the first loss. Ends before a NaN or infinity."""
         return smooth(self.losses)
 
     @property
@@ -68,7 +68,7 @@ def without_batches(losses: Sequence[float], at_first: Sequence[float]) -> list[
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether a sweep can end: a loss is not finite, or the smoothed loss has lost half of its gain, and at least 5 %."""
+    """Whether a sweep can end: a loss is not finite, or the smoothed loss has risen again, by half of its fall and by 5 %."""
     smoothed = smooth(losses)
     if len(smoothed) < len(losses):
         return True
@@ -79,18 +79,18 @@ def has_diverged(losses: Sequence[float]) -> bool:
 
 
 def swept_rates(low: float, high: float, steps: int) -> list[float]:
-    """Rates with a constant factor between neighbours."""
+    """`steps` rates from `low` to `high`, with a constant factor between neighbours."""
     return [low * (high / low) ** (i / (steps - 1)) for i in range(steps)]
 
 
 def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) -> dict[int, float]:
-    """Losses at powers of two around the lowest loss, by exponent. Both neighbours of the lowest are among them.
+    """Search the power of two with the lowest loss. Returns all measured losses by exponent, also both neighbours of the best.
 
-    It walks downhill in steps of `stride`, then in halves of it down to 1.
+    The search walks downhill in steps of `stride` exponents, then halves the stride, down to 1.
 
     Args:
         loss_at: measures the loss at an exponent; infinity or NaN if training breaks.
-        first: the exponent where it starts.
+        first: the exponent where the search starts.
     """
     losses: dict[int, float] = {}
     missing = [first]
@@ -130,17 +130,17 @@ def horizon_factor(short: int, whole: int) -> float:
 
 @dataclass(frozen=True)
 class FoundRates:
-    """The result of a search, by option of the optimizer.
+    """The result of a search. The dicts are by the optimizer's option for the rate, such as lr.
 
     Attributes:
         recipe: the recipe's rates.
-        rates: the suggested ones.
-        by_seed: the suggestion of each seed.
+        rates: the suggested rates.
+        by_seed: the rate that each seed suggests.
         sweeps: the sweep of each rate.
         probes: for each seed, the loss of each short run by its rate.
         probe_steps: optimizer steps of a short run.
         steps: optimizer steps of all sweeps and short runs.
-        factor: from the best rate of a short run to that of the whole run. It is part of `rates` and `by_seed`.
+        factor: best rate of the whole run / best rate of a short run. `rates` and `by_seed` are multiplied by it already.
     """
 
     recipe: dict[str, float]

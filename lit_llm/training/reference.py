@@ -44,7 +44,7 @@ class Reference:
         self._positions = self._values = torch.empty(0)  # (n,) int64, (n, 2)
 
     def is_stored(self, module: Any) -> bool:
-        """Whether log-probabilities are stored beside the shards: not with LoRA, where the base computes them."""
+        """Whether this run stores log-probabilities beside the shards. With LoRA the base computes them for each batch."""
         return self.used and module.lora is None
 
     def prepare(self, module: Any) -> None:
@@ -104,7 +104,7 @@ class Reference:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: Any) -> np.ndarray:
-        """Compute the log-probabilities of all pairs, (n,) records. A collective: ranks share the pairs like batches."""
+        """Compute the log-probabilities of all n pairs, (n,) records. A collective: each rank computes a part of the pairs."""
         strategy = module.trainer.strategy
         device, positions = strategy.root_device, module.data.corpus.pair_positions()
         if strategy.is_global_zero:
@@ -143,7 +143,7 @@ def _of_start(module: Any) -> str:
 
 @contextmanager
 def _as_at_start(module: Any) -> Iterator[None]:
-    """Run the model without adapters, dropout and gradients."""
+    """Within the `with` block, the model runs without adapters, dropout and gradients."""
     assert module.model is not None
     model: nn.Module = module.model
     layers = [layer for layer in model.modules() if isinstance(layer, Adapted)]

@@ -31,7 +31,7 @@ from lit_llm.training.meeting import refuse_other_data
 METRICS = ("val/loss", "val/bits_per_byte", "train/loss")
 """TensorBoard's tab of hyper-parameters shows the last values of these curves beside the settings."""
 CONFIG_TAG = "settings/config.yaml"
-"""TensorBoard sorts texts by tag: this one is below the samples."""
+"""TensorBoard sorts texts by tag: with this tag, the text of config.yaml is below the generated samples."""
 _ALSO = ("trainer.max_steps", "trainer.precision", "trainer.devices")
 
 
@@ -124,7 +124,7 @@ def _count(number: int, what: str) -> str:
 
 
 def log_settings(logger: Logger, settings: Mapping[str, Any], config: str, step: int) -> None:
-    """Write the settings once per launch. Call on rank 0.
+    """Write the settings to a logger, once per launch. Call it on rank 0.
 
     TensorBoard gets config.yaml as a text, and a row of its tab of hyper-parameters: the settings that change the result,
     in the run's own event file. A resumed run repeats both, and TensorBoard shows one. Other loggers get all settings by key.

@@ -1,4 +1,4 @@
-"""The entries of a LanguageModel's checkpoint beside Lightning's, and the checks before it is loaded."""
+"""The entries that lit_llm adds to a LanguageModel's checkpoint, and the checks before a checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lit_llm.models.lora import is_adapter
 from lit_llm.runs.saved_run import PROMPT_START, TOKENIZER_SHA256
 
 REFERENCE = "reference"
-"""Identifies, in a checkpoint of preferences, the weights that training started from."""
+"""The key, in a checkpoint of preferences, of the text that identifies the weights that training started from."""
 
 
 def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
-    """Complete a checkpoint that is about to be saved. With LoRA, it holds only the adapters."""
+    """Add lit_llm's entries to a checkpoint that Lightning is about to save. With LoRA, keep only the adapters' weights."""
     checkpoint["state_dict"] = saved_weights(module, checkpoint["state_dict"])
     if module.lora is not None:
         checkpoint |= {LORA: asdict(module.lora), BASE: module.base}
@@ -38,9 +38,10 @@ def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
-    """Check that the weights fit: the code of a custom architecture may have changed since the checkpoint.
+    """Check that a checkpoint's weights fit the module: a custom architecture's code may have changed since the checkpoint.
 
-    With `use_ema`, an evaluation gets the average instead of the weights.
+    With `use_ema`, an evaluation loads EMA's average instead of the weights. For preferences, `module.reference` is told which
+    weights the run started from.
 
     Raises:
         UserError: the weights do not fit, or the checkpoint lacks the reference of preferences.
@@ -77,7 +78,7 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any], *, rate
     `RunStart.setting_changes` says which options differ.
 
     Args:
-        rates: whether this is also true of learning rates. A schedule reads those of the checkpoint, and then sets its own.
+        rates: whether configured learning rates apply, too. If not, a schedule first reads the checkpoint's, then sets its own.
 
     Raises:
         UserError: the state does not fit the optimizer's parameters.
@@ -97,7 +98,10 @@ _OF_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
 def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
-    """Why a saved state does not fit the parameters, as the end of a sentence. torch compares only their number."""
+    """Why a saved state does not fit the optimizer's parameters, as the end of a sentence; None if it does.
+
+    torch compares only the number of parameters.
+    """
     if type(optimizer).__module__.partition(".")[0] not in ("torch", "torchao", "lit_llm"):
         return None  # other optimizers may keep a number for each layer, or a low-rank moment, under these names
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -26,7 +26,14 @@ from lit_llm.runs.init_from import InitialWeights
 def teacher_problems(
     teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, ids: int | None, top_k: int, device: str
 ) -> list[str]:
-    """Why `teacher` cannot read data with this tokenizer and `ids` different ids, one sentence each."""
+    """Why `teacher` cannot read the data, one sentence each.
+
+    Args:
+        tokenizer: of the data.
+        ids: number of the tokenizer's ids. None: not known yet, so what depends on it is not checked.
+        top_k: number of the teacher's likeliest ids to store at each position.
+        device: where the teacher shall run.
+    """
     config, problems = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
     if teacher.architecture is not None:
         problems.append(f"a teacher must be lit_llm's GPT, not {teacher.architecture.class_path} (--teacher)")
@@ -43,7 +50,7 @@ def teacher_problems(
 def write_teacher(
     data: TokenShards, teacher: InitialWeights, *, top_k: int, temperature: float, device: str, replace: bool
 ) -> str:
-    """Write the teacher's top ids for each position of the training shards, beside the shards; returns a line about it.
+    """Write the teacher's top ids for each position of the training shards, beside the shards; returns a line about the file.
 
     Blocks, packing and batches are those of `data`; document masks and bf16 autocast are those of the teacher's run.
 

@@ -1,4 +1,7 @@
-"""Parts of families: settings that have one key in config.json, heads, activations and biases."""
+"""Parts of families: settings that have one key in config.json, heads, activations and biases.
+
+In each part, `ours` names settings of lit_llm, and `theirs` is the key in config.json.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Setting:
     nullable: bool = False
     """Whether null in config.json is a value of its own, and does not mean the default."""
     resolved: Callable[[GPTConfig], Any] | None = None
-    """Gives the value to write, for a setting of ours in which null stands for another value."""
+    """Returns the value to write, for a setting of ours whose null stands for another value. None: the setting's own value."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         if self.kind == "required size":
@@ -45,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Inverse:
-    """A setting whose inverse is the value of the key."""
+    """A number of ours whose inverse, 1 / number, is the value of the key."""
 
     ours: str
     theirs: str
@@ -60,13 +63,13 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Heads:
-    """Numbers and width of heads, and the model's width."""
+    """The keys for the numbers of heads, the width of a head and the model's width."""
 
     query: str = "num_attention_heads"
     key_value: str | None = "num_key_value_heads"
-    """None: there are as many as query heads."""
+    """The key for the number of key and value heads. None: there are as many as query heads."""
     head_dim: str | None = "head_dim"
-    """None: the width of a head is the model's width / query heads."""
+    """The key for the width of a head. None: that is the model's width / the number of query heads."""
     width: str = "hidden_size"
     default_head_dim: int | None = None
 
@@ -98,9 +101,9 @@ GATED: dict[str, tuple[str, str | None]] = {
     # relu(Wx)² = relu(Wx)·(Wx) is a ReLU-gated MLP whose gate and up matrices are equal.
     "relu": ("relu2", None),
 }
-"""Activation → (`mlp`, `gelu_approximate`) for an MLP with a gate."""
+"""Activation in config.json → our (`mlp`, `gelu_approximate`) for an MLP with a gate."""
 EXPERTS = {name: mlp for name, mlp in GATED.items() if name != "relu"}
-"""Activation → (`mlp`, `gelu_approximate`) for experts."""
+"""Activation in config.json → our (`mlp`, `gelu_approximate`) for experts."""
 PLAIN: dict[str, tuple[str, str | None]] = {
     "gelu_new": ("gelu", "tanh"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
@@ -108,14 +111,14 @@ PLAIN: dict[str, tuple[str, str | None]] = {
     "gelu": ("gelu", "none"),
     "relu2": ("relu2", None),
 }
-"""Activation → (`mlp`, `gelu_approximate`) for an MLP of two matrices."""
+"""Activation in config.json → our (`mlp`, `gelu_approximate`) for an MLP of two matrices."""
 _DEFAULTS = {"gelu": "tanh", "geglu": "none"}
 """`mlp` → the value that a null `gelu_approximate` stands for."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """The activation of the MLP."""
+    """The activation of the MLP. `known`: activation in config.json → our settings; `default`: the one of a missing key."""
 
     theirs: str
     known: Mapping[str, tuple[str, str | None]]

@@ -21,7 +21,7 @@ _LATENT = (
     Setting("kv_rank", "kv_lora_rank", "size", 512),
     Setting("query_rank", "q_lora_rank", "size", 1536, nullable=True),
 )
-"""Settings of LatentConfig."""
+"""The settings of LatentConfig, with their keys."""
 
 
 class _Heads:
@@ -45,7 +45,7 @@ class _Heads:
 
 @dataclass(frozen=True)
 class _ScaledRope(Rope):
-    """A rotary embedding whose scaling also scales all scores, by (0.1 mscale_all_dim ln(factor) + 1)²."""
+    """A rotary embedding whose scaling also multiplies all attention scores, by (0.1 mscale_all_dim ln(factor) + 1)²."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")

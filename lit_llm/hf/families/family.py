@@ -15,13 +15,13 @@ from lit_llm.models.gpt import GPTConfig
 
 
 class Part(Protocol):
-    """Translates some settings from keys of config.json, and into them."""
+    """Translates keys of config.json into settings of lit_llm, and these settings into the keys."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """Return settings of GPTConfig. `layers` has those that may vary with depth, as lists of a value per layer."""
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        """Return keys of config.json. Settings that they cannot express are left out: export compares `read` of these keys."""
+        """Return keys of config.json. Settings that no key can express are left out; export notices when it reads the keys."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Family:
     architecture: str
     """Name of the model class in transformers."""
     parts: tuple[Part, ...]
-    """Settings that differ between models of the family."""
+    """Translate the settings in which models of the family differ."""
     tensors: Callable[[GPTConfig], Iterator[Link]] = decoder
     """Yields the links of a model's tensors, without its output head."""
     head: str = "lm_head.weight"
-    """Name of the output head, if it is not tied."""
+    """Name of the tensor of the output head, if the head is not tied to the embedding."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings that all models of the family share."""
     tied: bool = False
@@ -46,13 +46,13 @@ class Family:
     all_dropouts: bool = False
     """Whether the keys in `dropouts` cover the three places of model.dropout, so that one rate can be kept."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Key → the values that lit_llm supports. The first one is the default."""
+    """Key → the values that lit_llm supports. A missing key means the first value."""
     experts_in_one: bool = False
-    """Whether one tensor has the matrices of all experts."""
+    """Whether a tensor in the folder has the matrices of all experts of a block."""
     ahead: str | None = None
     """The key with the number of layers after the last one that predict further tokens. These layers are not imported."""
     harmless: tuple[str, ...] = ()
-    """Further keys that do not change what transformers computes."""
+    """Keys that, like those in `HARMLESS`, do not change what transformers computes."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """The settings of GPTConfig in a config.json. Problems are collected in `fields`."""
@@ -112,7 +112,7 @@ def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with null instead of scales that equal the meaning of null."""
+    """`settings`, with null instead of each scale that equals the value for which null stands."""
     width = settings.get("head_dim") or settings["n_embd"] // settings["n_head"] or 1
     if latent := settings.get("latent"):
         width = latent["nope_head_dim"] + latent["rope_head_dim"]

@@ -18,7 +18,9 @@ def layer_settings(config: GPTConfig) -> list[LayerSettings]:
 
 
 def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dict[str, Any]:
-    """Settings of GPTConfig from lists of values by layer: one value if all layers share it, else the shortest pattern.
+    """Settings of GPTConfig from `by_layer`, setting → its value in each layer.
+
+    A value that all layers share becomes the setting. Other values become, under `layers`, the shortest list that repeats.
 
     A window of at least `block_size` becomes null, because no sequence is longer.
     """
@@ -38,7 +40,7 @@ def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dic
 
 @dataclass(frozen=True)
 class Window:
-    """One window for all layers. Null means no window."""
+    """One sliding window for all layers. A null means no window, a missing key the `default`."""
 
     default: int | None = None
 
@@ -57,7 +59,7 @@ def every(count: int) -> Callable[[int], list[str]]:
 
 
 def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str]:
-    """The kind of each layer, from `layer_types`, or from `default` if that is missing."""
+    """The kind of each layer (`SLIDING`: with a window; `FULL`), from `layer_types`, or from `default` if that is missing."""
     n_layer = fields.size("num_hidden_layers")
     kinds = fields.raw("layer_types")
     if kinds is None:
@@ -72,7 +74,7 @@ def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str
 
 @dataclass(frozen=True)
 class WindowByKind:
-    """A window in the layers of kind `sliding_attention`."""
+    """A window in the layers of kind `sliding_attention`. `default_kinds` and `default` are for missing keys."""
 
     default_kinds: Callable[[int], list[str]]
     default: int = 4096
@@ -91,7 +93,9 @@ class WindowByKind:
 
 
 def kinds_of(config: GPTConfig) -> list[str]:
-    """The kind of each layer: by its window, or if no layer has a window, by its rotary embedding."""
+    """The kind of each layer: `SLIDING` if the layer has a window. If no layer has one, but rotary embeddings differ, layers
+    with the embedding of the first layer are `SLIDING`.
+    """
     layers = layer_settings(config)
     if any(layer.window is not None for layer in layers):
         return [FULL if layer.window is None else SLIDING for layer in layers]

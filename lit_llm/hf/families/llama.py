@@ -37,13 +37,13 @@ SIZES: tuple[Part, ...] = (
 
 
 def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, Any] = GATED) -> tuple[Part, ...]:
-    """The parts for LLaMA's sizes, heads, norm and gated MLP. `norm_eps` is transformers' default if the key is missing."""
+    """The parts for LLaMA's sizes, heads, norm and gated MLP. `norm_eps`: the default of its key. `heads` None: `Heads()`."""
     norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
     return *SIZES, heads or Heads(), norm, Activation("hidden_act", activations, "silu")
 
 
 PARTS: tuple[Part, ...] = (*gated(1e-6), Rope())
-"""LLaMA without biases."""
+"""The parts of LLaMA, without those for biases."""
 
 LLAMA = Family(
     model_type="llama",
@@ -159,7 +159,7 @@ STARCODER2 = Family(
 
 # SmolLM3: some layers have no rotary embedding.
 class _NoRope:
-    """SmolLM3's layers without rotary embedding, and the window that layers may have."""
+    """Which layers of SmolLM3 have a rotary embedding, and which have a window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_layer, interval = fields.size("num_hidden_layers"), fields.optional_size("no_rope_layer_interval", 4)

@@ -27,7 +27,7 @@ class Mixture:
     """`model.moe`: the number of experts, how many of them compute a token, and further settings that have keys."""
 
     experts: tuple[str, ...]
-    """Names of the key for the number of experts. Published files have the first one."""
+    """Names of the key for the number of experts. Published files have the first one, and export writes it."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of MoEConfig that all models of the family share."""
     keys: tuple[Setting, ...] = ()

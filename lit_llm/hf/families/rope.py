@@ -1,4 +1,4 @@
-"""Rotary settings of config.json: `rope_parameters` of version 5 of transformers, `rope_theta` and `rope_scaling` of 4."""
+"""Rotary settings of config.json: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of transformers 4."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MSCALE = ("mscale", "mscale_all_dim")
 
 @dataclass(frozen=True)
 class Rope:
-    """One rotary embedding for all layers."""
+    """The settings of a rotary embedding that all layers share."""
 
     default_theta: float = 10000.0
     theta: str = "rope_theta"
@@ -29,7 +29,8 @@ class Rope:
     """The key of the fraction of a head that is rotated. None: the family rotates whole heads."""
     default_partial: float = 1.0
     default_original: int | None = None
-    """Default of `original_max_position_embeddings`, if a family has this key outside rotary settings; it has precedence."""
+    """Default of the key `original_max_position_embeddings` outside the rotary settings, which overrides the same key in them.
+    None: the family has no such key outside."""
     scalings: tuple[str, ...] = tuple(ROPE_SCALING)
     """The supported rope_types other than default."""
     default: Mapping[str, Any] = field(default_factory=dict)
@@ -70,13 +71,13 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByKind:
-    """A rotary embedding for layers with full attention, and one for layers with a window."""
+    """The settings of two rotary embeddings: one of layers with full attention, one of layers with a window."""
 
     default_kinds: Callable[[int], list[str]]
     default_theta: float
     default_sliding_theta: float
     sliding_theta: str
-    """The key of version 4 for the rotary base in layers with a window."""
+    """The key of transformers 4 for the rotary base in layers with a window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         kinds = layer_kinds(fields, self.default_kinds)
@@ -155,7 +156,7 @@ def _read_one(
 
 
 def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
-    """Add the original context length and the factor if they are missing. They follow from `max_position_embeddings`."""
+    """Add the original context length and (not for llama3) the factor if missing, both from `max_position_embeddings`."""
     longest = fields.optional_size("max_position_embeddings", 1)
     if kind not in ("llama3", "yarn", "longrope"):
         return

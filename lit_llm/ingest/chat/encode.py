@@ -32,10 +32,10 @@ class EncodedChat(NamedTuple):
 
 
 class ChatEncoder:
-    """Encode conversations as a template writes them: its special tokens become their ids, and nothing is added.
+    """Encodes conversations as a template writes them. The template's special tokens become their ids, and no id is added.
 
-    A token is a target if any of its characters is the assistant's. The name of a special token within a message is encoded
-    as ordinary text: nobody can end a turn by writing its name.
+    A token is a target if the assistant writes any of its characters. The name of a special token within a message is encoded
+    as ordinary text, so that nobody can end a turn by writing the name of the end-of-turn token.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
@@ -46,19 +46,21 @@ class ChatEncoder:
         self._renderer = Renderer(template, _any_of(one.content for one in self._added.values()))
 
     def check(self) -> None:
-        """Raises:
-        UserError: The template is damaged, or leaves out what the assistant says.
+        """Check the template.
+
+        Raises:
+            UserError: The template is damaged, or leaves out what the assistant says.
         """
         self._renderer.check()
 
     def prompt_ids(self, messages: list[Message], *, where: str) -> list[int]:
-        """Ids of a prompt: of messages, the last of which is not the assistant's, and of the text before the answer.
+        """Ids of a prompt: of ``messages``, the last of which is not the assistant's, and of what opens the assistant's answer.
 
         Args:
             where: names the prompt in errors, like "the prompt (--prompt)".
 
         Raises:
-            UserError: The template refuses them.
+            UserError: The template refuses the messages.
         """
         write, chat = functools.partial(self._renderer.text, where=where, prompt=True), {"messages": messages}
         text = write(chat)
@@ -66,7 +68,8 @@ class ChatEncoder:
         return [int(i) for i in ids]
 
     def end_of_turn_id(self) -> int | None:
-        """The id that ends an answer: the first added token after its text, else the first token there. None without tokens."""
+        """The id that ends an answer: of the tokens that the template writes after the answer's text, the first added token, or
+        the first of all if none is an added token. None if the template writes nothing there."""
         text, answers = self._renderer.sentinel()
         end = text.rfind(SENTINEL) + len(SENTINEL)
         ids, offsets = self._encode(text, [])
@@ -74,14 +77,16 @@ class ChatEncoder:
         return next((i for i in after if i in self._added), after[0] if after else None) if SENTINEL in text else None
 
     def encode(self, conversation: bytes, *, where: str) -> list[EncodedChat]:
-        """Encode one conversation, or a pair as two: the chosen answer comes first, and only the two answers are targets.
+        """Encode one conversation. A preference pair gives two: with the chosen answer, then with the rejected answer.
+
+        Of a pair, only the two answers are targets.
 
         Args:
             conversation: JSON, as ``lit_llm.ingest.readers.messages`` writes it.
             where: names the conversation in errors, like "conversation 3 of FILE".
 
         Raises:
-            UserError: The template refuses it, what the assistant writes cannot be found, or it writes both answers alike.
+            UserError: The template refuses the conversation or writes both answers alike, or no text of the assistant is found.
         """
         given = json.loads(conversation)
         chat = given if isinstance(given, dict) else {"messages": given}
@@ -102,7 +107,7 @@ class ChatEncoder:
         return pair
 
     def _encoded(self, chat: Chat, where: str, *, skip: int = 0) -> EncodedChat:
-        """Encode a conversation. Its first ``skip`` answers are no targets."""
+        """Encode a conversation whose first ``skip`` answers are not targets."""
         chat = self._renderer.readable(chat)
         text, answers = self._renderer.conversation(chat, where=where)
         if skip:  # a template may mark only some answers, so the last ones are counted
@@ -115,8 +120,9 @@ class ChatEncoder:
     def _names(self, chat: Chat, text: str, write: Callable[[Chat], str], where: str) -> list[tuple[int, int]]:
         """The places (first character, end) in ``text`` where a message has the name of a special token.
 
-        The template writes the messages once more, with marks around the names. A template may search an answer for a name, to
-        cut the answer into thought and answer. The text that it writes for that name counts as its own.
+        To find them, the template writes the messages once more, with marks around the names. A template may search an answer
+        for a name, such as ``</think>``, to separate the thought from the answer. If marks would disturb that, the name gets no
+        marks in answers, and what the template writes for it there is encoded as a special token.
         """
         marked = _marked(chat, self._special, self._special)
         if marked == chat:
@@ -135,7 +141,7 @@ class ChatEncoder:
         return places
 
     def _encode(self, text: str, names: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (n,) of a text whose ``names`` are ordinary text, and the first character and the end of each id (n, 2)."""
+        """Ids (n,) of a text, and the first character and the end of each id (n, 2). The places ``names`` are ordinary text."""
         ids, offsets, begin = [np.empty(0, np.int64)], [np.empty((0, 2), np.int64)], 0
         for first, end in [*names, (len(text), len(text))]:
             for encoder, stop in ((self._backend, first), (self._as_text, end)):
@@ -153,7 +159,7 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _marked(chat: Chat, in_answers: re.Pattern[str], elsewhere: re.Pattern[str]) -> Chat:
-    """A copy of the conversation with marks around the names in its texts."""
+    """A copy of the conversation with marks around the names that the two patterns match in its texts."""
     messages = [
         _mark(one, in_answers if one["role"] == "assistant" else elsewhere) | {"role": one["role"]} for one in chat["messages"]
     ]
@@ -171,12 +177,12 @@ def _mark(value: Any, names: re.Pattern[str]) -> Any:
 
 
 def _partner(name: str) -> str:
-    """The closing name of an opening one, or the other way round: `</think>` for `<think>`."""
+    """The closing name for an opening name, `</think>` for `<think>`, or the opening name for a closing name."""
     return name.replace("</", "<", 1) if "</" in name else name.replace("<", "</", 1)
 
 
 def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple[int, int]] | None:
-    """The places of the marked names in ``text``; None if the template writes another text around the marks."""
+    """The places in ``text`` of the names that ``marked`` marks; None if marks change what the template writes elsewhere."""
     try:
         pieces = re.split(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}", write(marked))
     except UserError:
@@ -186,11 +192,11 @@ def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple
 
 
 def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.ndarray:
-    """(n,) uint8: 1 for the tokens of each answer, from the first to the last token that has one of its characters.
+    """(n,) uint8: 1 for the tokens of each answer, from the first to the last token with a character of the answer.
 
     Args:
-        offsets: (n, 2) first character and end of each token.
-        answers: the first character of each answer, and the one after its last.
+        offsets: (n, 2) the first character of each token, and the character after its last.
+        answers: the first character of each answer, and the character after its last.
     """
     mask = np.zeros(len(offsets), dtype=np.uint8)
     for begin, end in answers:
@@ -201,7 +207,7 @@ def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.nd
 
 
 def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer of the package tokenizers, which recognises the names of special tokens in a text."""
+    """A copy of ``tokenizer`` as an object of the package tokenizers. It recognises names of special tokens in a text."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.no_truncation()
     backend.no_padding()
@@ -210,7 +216,8 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, *, continues: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and offsets of a text. If it ``continues`` another, the space that some tokenizers put before a text is left out."""
+    """Ids and offsets of a text. ``continues``: it follows other text, so a tokenizer that puts a space before every text must
+    not put one here."""
     with library_errors("The tokenizer cannot encode a text"):
         if continues:
             newline, joined = backend.encode("\n").ids, backend.encode(f"\n{text}")

@@ -1,4 +1,4 @@
-"""Write messages as text, and find the parts of the text that the assistant writes."""
+"""Write conversations as text by a chat template, and find the parts of the text that the assistant writes: the answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Chat = dict[str, Any]
 """A conversation: "messages", and perhaps "tools", "documents" and "chat_template_kwargs" for the template."""
 
 SENTINEL = "\U000ff002"
-"""Stands for an answer whose place alone matters. It is a character for private use: no filter changes it, no text has it."""
+"""A text in place of an answer, to find where a template writes it. This private-use character is in no other text."""
 _MARK_THEM = "mark the answers in it with {% generation %} and {% endgeneration %} (--data.chat_template FILE.jinja)"
 _PROMPTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
-"""Template arguments with which a prompt is tried. All templates that can open a thought in a prompt use this name."""
+"""Template arguments that are tried when a prompt is written. Templates that can open a thought in a prompt use this name."""
 
 
 class Rendered(NamedTuple):
@@ -28,19 +28,20 @@ class Rendered(NamedTuple):
 
     text: str
     answers: list[tuple[int, int]]
-    """First character and end of each text that the assistant writes, in order."""
+    """The first character in ``text`` of each answer of the assistant, in order, and the character after the answer."""
 
 
 class Renderer:
     """Write conversations with a template, in Jinja's environment of transformers.
 
     A template with {% generation %} marks what the assistant writes. Without marks, an answer is the text between its prompt
-    and the next message. To find it, the conversation is written up to the end of the prompt, and up to the end of the answer.
-    Mostly, the whole text begins with both. If it does not, because the template writes earlier answers in another way than the
-    last, the answer is replaced by another text: it ends where the rest of the conversation stays the same.
+    and the next message. To find the answer, the conversation is written twice more: up to the end of the prompt, and up to the
+    end of the answer. Mostly, the text of the whole conversation begins with both texts. If not, because the template writes
+    earlier answers in another way than the last, the conversation is written with another text in place of the answer. The
+    answer ends where the rest of the conversation stays the same.
 
     Args:
-        tokens: matches the names of tokens, which are never divided.
+        tokens: matches the names of tokens. The bounds of an answer never lie within a name.
 
     Raises:
         UserError: transformers is not installed.
@@ -52,19 +53,21 @@ class Renderer:
         self._render = need("transformers.utils.chat_template_utils", what="A chat template").render_jinja_template
 
     def check(self) -> None:
-        """Raises:
-        UserError: The template is damaged, or leaves out what the assistant says.
+        """Check the template.
+
+        Raises:
+            UserError: The template is damaged, or leaves out what the assistant says.
         """
         text, answers = self.sentinel()
         if not any(SENTINEL in text[begin:end] for begin, end in answers):
             raise self._unwritten("a question and an answer")
 
     def sentinel(self) -> Rendered:
-        """A question with ``SENTINEL`` as its answer. Without marks in the template, the whole text counts as the answer."""
+        """Write a question with ``SENTINEL`` as its answer. If the template has no marks, the answer is the whole text."""
         return self._exchange("Question", SENTINEL)
 
     def question(self) -> tuple[bool, bool]:
-        """Whether a user's question is in the text, and whether the template marks it as written by the assistant."""
+        """Whether the template writes a user's question, and whether it marks the question as text of the assistant."""
         text, answers = self._exchange(SENTINEL, "Answer")
         marked = self.template.marks_answers and any(SENTINEL in text[begin:end] for begin, end in answers)
         return SENTINEL in text, marked
@@ -74,17 +77,17 @@ class Renderer:
         return self._marked({"messages": messages}, "a question and an answer")
 
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
-        """The text of a conversation. A ``prompt`` ends with the text that comes before an answer."""
+        """The text of a conversation. ``prompt``: add what the template writes before an answer. ``where``: for errors."""
         return str(self._call(chat, where, prompt=prompt)[0][0])
 
     def readable(self, chat: Chat) -> Chat:
-        """The conversation, with objects for call arguments that are JSON text, if the template would quote this text."""
+        """The conversation. If the template would quote JSON text, tool calls get objects for arguments that are JSON text."""
         if not any(one.get("tool_calls") for one in chat["messages"]) or self._takes_json_text:
             return chat
         return chat | {"messages": _with_arguments(chat["messages"], _as_object)}
 
     def conversation(self, chat: Chat, *, where: str) -> Rendered:
-        """The text of a whole conversation, and its answers.
+        """The text of a whole conversation, and the places of the assistant's answers in it.
 
         Args:
             where: names the conversation in errors, like "conversation 3 of FILE".
@@ -106,7 +109,10 @@ class Renderer:
         return Rendered(text, answers)
 
     def _answer(self, chat: Chat, number: int, text: str, where: str, *, last: bool) -> tuple[int, int]:
-        """First character and end of the answer in message ``number``, in the ``text`` of all messages."""
+        """First character and end in ``text``, the text of all messages, of the answer that message ``number`` is.
+
+        ``last``: whether no other answer follows. ``where`` names the conversation in errors.
+        """
         until = chat | {"messages": chat["messages"][: number + 1]}
         alone = text if len(until["messages"]) == len(chat["messages"]) else self.text(until, where=where)
         before = {"messages": chat["messages"][:number]}
@@ -146,13 +152,13 @@ class Renderer:
         return begin, end
 
     def _shared(self, one: str, other: str) -> int:
-        """The number of characters with which both texts begin, rounded down to whole tokens."""
+        """The number of characters with which both texts begin. If it ends within the name of a token, the name is left out."""
         shared = _shared(one, other)
         near = [self._tokens.finditer(text, max(0, shared - 99), shared + 99) for text in (one, other)]
         return min([shared, *(token.start() for tokens in near for token in tokens if token.start() < shared < token.end())])
 
     def _is_in(self, chat: Chat, number: int, learned: str, where: str) -> bool:
-        """Whether the ``learned`` text has the content of message ``number``, perhaps changed."""
+        """Whether the text ``learned``, the answer found for message ``number``, has the message's content, perhaps changed."""
         message = chat["messages"][number]
         if calls := message.get("tool_calls"):  # then a template may leave out the content, as a thought
             return all(str(call.get("function", call).get("name")) in learned for call in calls)
@@ -163,7 +169,7 @@ class Renderer:
 
     @functools.cached_property
     def _takes_json_text(self) -> bool:
-        """Whether the template writes arguments in JSON text as it writes them as an object, or refuses an object."""
+        """Whether the template writes tool arguments alike as JSON text and as an object, or refuses an object."""
         texts: list[str | None] = []
         for arguments in ('{"a": "b"}', {"a": "b"}):
             call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
@@ -184,7 +190,7 @@ class Renderer:
         )
 
     def _marked(self, chat: Chat, where: str) -> Rendered:
-        """The text and the answers that the template marks; without marks, the whole text is the answer."""
+        """The text of a conversation, and the answers that the template marks. Without marks, the whole text is one answer."""
         texts, answers = self._call(chat, where, marks=self.template.marks_answers)
         return Rendered(texts[0], answers[0] if answers else [(0, len(texts[0]))])
 
@@ -208,7 +214,7 @@ class Renderer:
 
 
 def _with_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of the messages with changed arguments in their calls."""
+    """A copy of the messages in which ``change`` was applied to the arguments of each tool call."""
     if isinstance(value, list):
         return [_with_arguments(one, change) for one in value]
     if isinstance(value, dict):
@@ -221,7 +227,7 @@ def _other_arguments(arguments: Any) -> Any:
 
 
 def _as_object(arguments: Any) -> Any:
-    """The object that a JSON text stands for; other arguments as they are."""
+    """The object that ``arguments`` has as JSON text. Other arguments are returned as they are."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         value = json.loads(arguments)
         return value if isinstance(value, dict) else arguments
@@ -234,5 +240,5 @@ def _with(chat: Chat, number: int, changes: Message) -> Chat:
 
 
 def _shared(one: str, other: str) -> int:
-    """The number of characters with which both texts begin."""
+    """The length in characters of the longest common start of both texts."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""A chat template, and where it is found: a file of its own, or the files of a Hugging Face tokenizer."""
+"""A chat template, and the search for it in a file that the user names or in the files of a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class NoChatTemplate(UserError):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A Jinja template and the special tokens that it can name. Small, so that it can be sent to other processes."""
+    """A Jinja template, and the special tokens that it can use by name. The object can be sent to other processes."""
 
     name: str
-    """Its file, for messages."""
+    """The file that the template is from, for messages."""
     text: str
     special_tokens: dict[str, str]
-    """Name → token, such as "eos_token" → "</s>"."""
+    """Name → text of a special token, such as "eos_token" → "</s>"."""
 
     @classmethod
     def find(
@@ -51,12 +51,13 @@ class ChatTemplate:
         """The template of a setting.
 
         Args:
-            setting: "auto" for the tokenizer's own, else a file.
+            setting: "auto" for the template in the tokenizer's files, else the path of a file with a template.
             folder: where the tokenizer's files are.
-            mend: what a user does about a tokenizer without a template.
+            mend: what a user does about a tokenizer without a template, for the message.
 
         Raises:
-            UserError: A file cannot be read; `NoChatTemplate`: there is no template.
+            NoChatTemplate: The setting is "auto", and the tokenizer's files have no template.
+            UserError: A file cannot be read.
         """
         tokens = _special_tokens(folder, tokenizer)
         if setting != AUTO:
@@ -83,14 +84,14 @@ class ChatTemplate:
         return _MARK.search(self.text) is not None
 
     def identity(self) -> str:
-        """A text that differs if a conversation can be written differently: every day, if the template asks for the date."""
+        """A text for a cache key: it differs if the template can write a conversation differently, as on another day."""
         day = str(datetime.date.today()) if "strftime_now" in self.text else ""
         content = json.dumps([self.text, self.special_tokens, day], sort_keys=True)
         return f"chat-{hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens that the tokenizer's files name. The tokens around documents are known without these files."""
+    """Name → special token, from the tokenizer's files; also from its BOS and EOS ids, for which it needs no files."""
     tokens = {}
     for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
         if token is not None:
@@ -102,10 +103,10 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 class ChatForm(NamedTuple):
-    """The form in which conversations were written."""
+    """How conversations were written when shards were prepared."""
 
     template: str
-    """Jinja source."""
+    """The Jinja source of the chat template."""
     end_of_turn_id: int | None
     """The id with which an answer ends; None if an answer ends with its text."""
 
@@ -116,10 +117,10 @@ class ChatForm(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> ChatForm | None:
-        """The form of the shards in ``folder``; None if they are no conversations.
+        """The form of the conversations in the shards in ``folder``; None if the shards do not have conversations.
 
         Raises:
-            UserError: A file of it is missing or damaged.
+            UserError: One of the two files with the form is missing or damaged.
         """
         if not os.path.lexists(folder / CHAT_TEMPLATE_FILE):
             return None

@@ -44,13 +44,14 @@ def _column(schema: Any, of: SourceFile) -> TextColumn:
 
 
 def is_arrow_stream(head: bytes) -> bool:
-    """Whether ``head`` starts with a message: a mark, the metadata's length (a multiple of 8), and the offset of a table."""
+    """Whether ``head``, the first bytes of a file, begins like an Arrow stream: with the mark of a message, the length of the
+    metadata (a multiple of 8), and an offset within the metadata."""
     length, offset = int.from_bytes(head[4:8], "little"), int.from_bytes(head[8:12], "little")
     return head[:4] == b"\xff\xff\xff\xff" and 0 < length < 2**31 and length % 8 == 0 and 0 < offset < length
 
 
 def read_arrow(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
-    """Yield the documents of a file on this machine, one for each row. Memory holds one record batch.
+    """Yield the documents of an Arrow file or stream on this machine, one for each row. Memory holds one record batch.
 
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.
@@ -78,7 +79,7 @@ def read_arrow(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
 
 
 def _require_end(source: Any, name: str) -> None:
-    """Refuse a stream without its end mark: pyarrow takes the end of the file for the end of the stream."""
+    """Refuse an Arrow stream without its end mark, which pyarrow would accept as complete, or with data after this mark."""
     end = source.tell()
     source.seek(max(0, end - len(_STREAM_END)))
     if source.read(len(_STREAM_END)) != _STREAM_END:
@@ -88,7 +89,7 @@ def _require_end(source: Any, name: str) -> None:
 
 
 def read_parquet(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
-    """Yield the documents of a file that can seek, one for each row.
+    """Yield the documents of a Parquet file, which must be seekable, one for each row.
 
     Memory holds a batch of rows and one page of the file, not a row group. The writer chose the size of a page: about 1 MiB,
     but pyarrow never puts less than 1,024 rows into one.

@@ -17,22 +17,23 @@ class TextColumn:
     """Reads the text column of one file's tables.
 
     Args:
-        schema: the pyarrow schema of the file. A column whose name contains the dots of the key wins.
+        schema: the pyarrow schema of the file. For the key "a.b", a column named "a.b" takes precedence over a field b of a.
+        of: the file, with the key of the column.
 
     Raises:
         UserError: There is no such column, or it holds neither strings nor bytes.
     """
 
     path: list[str]
-    """Name of the column, and of the fields that lead to the text."""
+    """The name of the column and, if it is a struct, the names of the nested fields down to the text."""
 
     paths: list[list[str]]
     """The paths of all columns that are read: ``path``, and perhaps others."""
 
     what = "text"
-    """The content of the column."""
+    """What the column contains, for messages."""
     wanted = "the text must be strings"
-    """The types that are read, for messages."""
+    """A clause about the types that can be read, for messages."""
 
     def __init__(self, schema: Any, of: SourceFile) -> None:
         self._of, self._rows, name, key = of, 0, of.name, of.key
@@ -70,7 +71,7 @@ class TextColumn:
             yield from pieces_of(text)
 
     def values(self, batch: Any, path: list[str] | None = None) -> Any:
-        """The column of a record batch, or the field of a struct in it."""
+        """The column of a record batch, or the nested field, that ``path`` names; None: `self.path`."""
         first, *fields = path or self.path
         column = batch.column(batch.schema.names.index(first))
         for field in fields:

@@ -21,7 +21,7 @@ _STARTS = {  # a zst file may start with a skippable frame
 
 
 _Codec: TypeAlias = tuple[Callable[[], Any], tuple[type[Exception], ...]]
-"""A function that makes the decompressor of a member (``decompress``, ``eof``, ``unused_data``), and the errors it raises."""
+"""A function that makes a member's decompressor (with ``decompress``, ``eof``, ``unused_data``), and the errors it raises."""
 
 
 def compression_of(head: bytes) -> str | None:
@@ -30,14 +30,15 @@ def compression_of(head: bytes) -> str | None:
 
 
 def decompressed(stream: BinaryIO, compression: str, *, name: str) -> BinaryIO:
-    """The content of ``stream``, which may have several members.
+    """The decompressed content of ``stream``, which may have several members.
 
     Args:
+        compression: "gz", "bz2", "xz" or "zst".
         name: the file's name, for messages.
 
     Raises:
-        UserError: zstandard is not installed; when reading: the file is damaged or truncated, or needs a window of more memory
-            than zstd allows by default.
+        UserError: zstandard is not installed. Reading raises it if the file is damaged or truncated, or needs a window of more
+            memory than zstd allows by default.
     """
     return stream_of(_members(stream, *_codec(compression), name))
 

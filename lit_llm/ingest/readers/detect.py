@@ -1,4 +1,4 @@
-"""Detect the format of a file by its first bytes, and read these bytes without losing them."""
+"""Detect the format of a file by its first bytes, and put these bytes back in front of the stream they were read from."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _REFUSALS: list[tuple[bytes, str]] = [
 
 
 def detect(head: bytes, *, name: str) -> str:
-    """The format of a file that starts with ``head``, the first ``HEAD_BYTES`` or all of it.
+    """The format of a file ("parquet", "arrow", "tar", "jsonl" or "text") by ``head``, its first ``HEAD_BYTES`` or all of it.
 
     Args:
         name: the file's name, for messages.
@@ -74,10 +74,10 @@ def detect(head: bytes, *, name: str) -> str:
 
 
 def require_text(head: bytes, *, name: str) -> None:
-    """Refuse text that is binary or in an encoding other than UTF-8.
+    """Refuse content that is binary or in an encoding other than UTF-8.
 
     Raises:
-        UserError: ``head`` is such text.
+        UserError: ``head`` is such content.
     """
     for encoding, marks in (("UTF-32", (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)), ("UTF-16", (b"\xff\xfe", b"\xfe\xff"))):
         if head.startswith(marks):
@@ -95,10 +95,10 @@ def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterat
     """Yield the pieces as they are. `require_text` checks each, so that a file that begins as text must go on as text.
 
     Args:
-        start: the byte of the text that the first piece starts with.
+        start: the position of the first piece in the text, in bytes.
 
     Raises:
-        UserError: As `require_text`.
+        UserError: `require_text` refuses a piece.
     """
     for piece in pieces:
         require_text(piece.text, name=f"{name} from byte {start:,} on" if start else name)
@@ -107,7 +107,7 @@ def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterat
 
 
 def _kind_of_text(head: bytes, name: str) -> str:
-    """``text`` or ``jsonl``. Damaged JSON is jsonl, whose reader says what is wrong: as text, its braces would be learned."""
+    """The format of UTF-8 text, "text" or "jsonl". Damaged JSON counts as jsonl, so that its reader says what is wrong."""
     if (table := _TABLE_NAME.search(name)) is not None:
         options = "newlines_in_values=True" if table[1].lower() == "c" else r'delimiter="\t", quote_char=False'
         read = f"c.read_csv(sys.argv[1], parse_options=c.ParseOptions({options}))"
@@ -125,7 +125,7 @@ def _kind_of_text(head: bytes, name: str) -> str:
 
 
 def read_head(stream: BinaryIO) -> bytes:
-    """The first ``HEAD_BYTES`` of ``stream``, or all of it. A remote stream may return less than it is asked for."""
+    """The first ``HEAD_BYTES`` of ``stream``, or all if it is shorter, also if single reads return less than they are asked."""
     parts, missing = [], HEAD_BYTES
     while missing and (part := stream.read(missing)):
         parts.append(part)
@@ -134,5 +134,5 @@ def read_head(stream: BinaryIO) -> bytes:
 
 
 def with_head(head: bytes, stream: BinaryIO) -> BinaryIO:
-    """A stream of ``head`` and what is left of ``stream``. Its ``read(n)`` returns less than n bytes at the end only."""
+    """A stream of ``head`` and the rest of ``stream``. Its ``read(n)`` returns less than n bytes only at the end."""
     return stream_of(itertools.chain([head], read_chunks(stream)))

@@ -24,11 +24,12 @@ from lit_llm.ingest.source import Source
 class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
     """Reads the documents of a file in pieces. The content decides the format, not the file's name.
 
-    A context manager, which can be iterated over once. An empty file has no document.
+    It is a context manager, and can be iterated over once. An empty file has no document.
 
     Args:
+        settings: the format and the key of the text.
         start: the first byte to read. It is above 0 only for plain text on this machine that is not compressed.
-        stop: the byte after the last one; None is the end of the file.
+        stop: the byte after the last one to read. None: the file is read to its end.
 
     Raises:
         UserError: The file cannot be read, is damaged, holds no text, or contradicts ``settings``. Iteration raises it, too.
@@ -74,7 +75,7 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
         return self._pieces
 
     def _open(self, start: int, stop: int | None) -> Iterator[Piece]:
-        """Decide the format and begin to read."""
+        """Decide the format, and return an iterator over the pieces of the documents."""
         name = self._source.name
         head = read_head(self._file)
         stream = with_head(head, self._file)

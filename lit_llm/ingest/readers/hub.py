@@ -1,7 +1,7 @@
 """Datasets of the Hugging Face hub by name, through the package `datasets`: listed as shards and streamed.
 
-`hub:OWNER/NAME?name=CONFIG&split=SPLIT&revision=REVISION`; the split is `train` if none is given. A folder in place of the name
-is read as `datasets` reads it.
+A name is `hub:OWNER/NAME?name=CONFIG&split=SPLIT&revision=REVISION`; the split is `train` if none is given. In place of
+OWNER/NAME there may be a local folder, which `datasets` reads in its own way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHARD = re.compile(r"#shard=(\d+)$")
 
 @dataclasses.dataclass(frozen=True)
 class _Name:
-    """The parts of the name of a dataset."""
+    """The parts of a dataset's name; None: a part is not given."""
 
     dataset: str
     config: str | None
@@ -55,7 +55,7 @@ class _Name:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that the name stands for; None for a dataset of the hub."""
+        """The local folder that ``dataset`` names; None if ``dataset`` is the name of a dataset on the hub."""
         folder = Path(self.dataset).expanduser().absolute()
         return folder if folder.is_dir() or self.dataset.startswith((".", "/", "~")) else None
 
@@ -65,7 +65,7 @@ class _Name:
 
 
 def list_hub(pattern: str) -> list[Source]:
-    """The shards of a dataset at its present revision.
+    """The shards of the dataset that ``pattern`` names, at the present commit of the given revision.
 
     Raises:
         UserError: The dataset cannot be read, or the split or the configuration does not exist.
@@ -79,7 +79,7 @@ def list_hub(pattern: str) -> list[Source]:
 
 
 def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
-    """Yield the documents of one shard, in pieces. The share of the shard that has been read is not known.
+    """Yield the documents of one shard, in pieces. ``of.fraction`` stays 0, as the share that has been read is not known.
 
     Raises:
         UserError: The dataset cannot be read, has changed since it was listed, or has no text under the key.
@@ -109,7 +109,7 @@ def _commit(name: _Name) -> str:
 
 
 def _open(name: _Name) -> tuple[Any, str, int]:
-    """The stream of a split, its version, and its bytes if they are known, else 0."""
+    """The stream of a split, a version that differs if the data differ, and the size in bytes, 0 if it is not known."""
     return _load(name) if name.folder else _load_once(name)
 
 

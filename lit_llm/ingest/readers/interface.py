@@ -1,4 +1,4 @@
-"""The types that a reader receives and returns. It returns text in pieces, so that long plain text takes bounded memory."""
+"""The types that a reader receives and returns. A reader returns text in pieces, so that long text takes bounded memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from lit_llm.core.errors import UserError
 
 PIECE_BYTES = 2**18
-"""About the size of a piece. Pieces are cut where no tokenizer joins text, if there is such a place."""
+"""About the size of a piece. Documents are cut at places where no tokenizer makes a token of both sides, if there are any."""
 
 
 class Piece(NamedTuple):
     """A part of a document, or all of it. The pieces of a document follow each other."""
 
     text: bytes
-    """UTF-8. A plain text file may hold other bytes, which are passed on as they are."""
+    """The text of the piece in UTF-8. A plain text file may hold invalid bytes, which are passed on as they are."""
     last: bool
     """Whether the document ends with this piece."""
 
@@ -27,13 +27,13 @@ class SourceFile:
     name: str
     """The file's name, for messages."""
     key: str
-    """The key or column of the text or of the messages, with dots into objects and structs."""
+    """The key or column of the text or of the messages. Dots lead into objects and structs: ``meta.body``."""
     messages: bool = False
     """Whether documents are conversations."""
     skipped: int = 0
-    """Number of documents whose text is null or empty."""
+    """Number of documents so far whose text is null or empty."""
     fraction: float | None = None
-    """Share of the file that has been read; None if the position in the file tells it."""
+    """Share of the file that has been read. None: it follows from the position in the file."""
 
 
 FORMATS = ("text", "jsonl", "parquet", "arrow", "tar")
@@ -50,9 +50,9 @@ class ReadSettings:
     format: str = "auto"
     """``auto`` detects each file's format. Other values refuse files of other formats, but ``text`` reads any file as it is."""
     text_key: str = "text"
-    """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key that contains the dots wins."""
+    """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key "meta.body" itself comes first."""
     messages: bool = False
-    """A document is a conversation: the key holds a list of messages, and the document is their JSON."""
+    """Whether documents are conversations: the key then holds a list of messages, and a document is the JSON of the list."""
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", *FORMATS):
@@ -62,5 +62,5 @@ class ReadSettings:
             raise UserError(f"{what}_key is empty: give the key or column that holds the {what} (--data.{what}_key).")
 
     def identity(self) -> list[str]:
-        """Values that differ if a file can be read in another way."""
+        """Values for a cache key: they differ if a file can be read in another way."""
         return [self.format, self.text_key, *(["messages"] if self.messages else [])]

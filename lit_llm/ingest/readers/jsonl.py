@@ -19,7 +19,7 @@ def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece
     """Yield the documents of a JSONL file: texts or conversations. Blank lines are ignored.
 
     Args:
-        hint: how to read a file as plain text that only looks like JSONL; may be empty.
+        hint: for messages: how to read the file as plain text if it only looks like JSONL. It may be empty.
 
     Raises:
         UserError: A line is not a JSON object, lacks the key, or has neither a string nor a conversation under it.
@@ -34,7 +34,7 @@ def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece
 
 
 def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str = "") -> Iterator[Piece]:
-    """Yield the text or the conversation of a record in pieces. Arguments and errors are those of `text_in`."""
+    """Yield the text or the conversation of a record in pieces. `text_in` describes ``where``, ``hint`` and the errors."""
     if of.messages:
         yield from pieces_of_messages(record, of.key, of, where=where)
         return
@@ -44,7 +44,11 @@ def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str
 
 
 def parse_object(content: bytes, of: SourceFile, where: str, hint: str = "") -> dict[str, Any]:
-    """The object that ``content`` holds as JSON. Arguments and errors are those of `text_in`."""
+    """The object that ``content`` holds as JSON. `text_in` describes ``where`` and ``hint``.
+
+    Raises:
+        UserError: ``content`` is not UTF-8, or not the JSON of an object.
+    """
     try:
         record = json.loads(content.decode())
     except UnicodeDecodeError as error:

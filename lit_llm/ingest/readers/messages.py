@@ -1,6 +1,8 @@
-"""Conversations in JSONL and tables: a document is the JSON of its messages, or of an object that also has the keys ``BESIDE``.
+"""Conversations in JSONL and tables. The document of a conversation is the JSON of the list of its messages. If the record has
+keys of ``BESIDE``, it is the JSON of an object with "messages" and these keys.
 
-A record of JSONL may be a pair of answers: {"messages": the prompt, "chosen": messages, "rejected": messages}.
+A record of JSONL with "chosen" and "rejected" is a preference pair. Its document is the JSON of an object with "messages" (the
+prompt), "chosen" and "rejected", each a list of messages.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, type_name, utf8
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
-"""Roles that published templates know."""
+"""The roles that a message may have: those that published chat templates know."""
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _KEY = "messages"
 
 BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
-"""Keys beside the messages that a template gets, and their types."""
+"""Keys of a record, beside its messages, whose values the chat template gets, and the types of the values."""
 _LOST = ("system", "functions")
-"""Keys beside the messages in other formats, which no template gets."""
+"""Keys beside the messages that other formats have. A record with one is refused, because no template gets its value."""
 _PAIR = {"chosen", "rejected"}
 _QUESTIONS, _ANSWERS = ("prompt", "instruction", "question", "query"), ("response", "output", "completion", "answer")
-"""Keys of texts in data that have one question and one answer a row."""
+"""Keys of the texts in data whose records are one question and one answer."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -57,7 +59,7 @@ class MessagesColumn(TextColumn):
 
 
 def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
-    """Yield the conversation of a record as one piece.
+    """Yield the conversation of a record as one piece. ``key`` leads to the messages, ``where`` names the record in messages.
 
     Raises:
         UserError: The record has no valid conversation under the key.
@@ -84,7 +86,7 @@ def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, wher
 
 
 def _conversion(record: dict[str, Any]) -> str:
-    """How to make messages of a question and its answer; empty if the record has none."""
+    """A clause on how to make messages of the record's question and answer; empty if the record has no such texts."""
     texts = [name for name, value in record.items() if isinstance(value, str)]
     question, answer = (next((name for name in names if name in texts), None) for names in (_QUESTIONS, _ANSWERS))
     if question is None or answer is None or any(record.get(name) for name in ("system_prompt", "history", *_LOST)):
@@ -97,7 +99,8 @@ def _conversion(record: dict[str, Any]) -> str:
 
 
 def _pair(record: dict[str, Any], where: str) -> dict[str, Any]:
-    """The messages of the prompt and of each answer. If answers are whole conversations, the prompt is their common start."""
+    """The messages of a preference pair: of the prompt and of each answer. If "chosen" and "rejected" are whole conversations,
+    the prompt is their common start."""
     values = []
     for name in ("chosen", "rejected"):
         value = record.get(name)
@@ -128,13 +131,13 @@ def _pair(record: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _as_messages(value: str | list[Any], role: str, where: str) -> list[dict[str, Any]]:
-    """The messages of ``value``: a text is one message of this role."""
+    """``value`` as a list of messages. A text becomes one message of the role ``role``."""
     messages = [{"role": role, "content": value}] if isinstance(value, str) else value
     return [_message(one, f"{where}, message {number}") for number, one in enumerate(messages, start=1)]
 
 
 def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """The values beside the messages that the template gets. Tables often have them as JSON text."""
+    """The values of the keys ``BESIDE``, which lie beside ``key``. JSON text, which tables often have, becomes its value."""
     while key not in record:
         first, _, key = key.partition(".")
         record = record[first]
@@ -155,7 +158,7 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
-    """A message with the keys "role" and "content", and perhaps others. ShareGPT's keys and roles are renamed."""
+    """Check a message, and return it with "role", "content" and perhaps other keys. ShareGPT's keys and roles are renamed."""
     if not isinstance(value, dict):
         raise UserError(f"{where} is {type_name(value)}, but must be an object with role and content.")
     message = {key: one for key, one in value.items() if one is not None}  # templates expect no key instead of null
@@ -181,7 +184,11 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def without_null(value: Any, *, within: bool = False) -> Any:
-    """A row without the nulls ``within`` its lists: a table has null where a message lacks a key."""
+    """A row of a table without the nulls in its lists of messages: a table has null where a message lacks a key.
+
+    Args:
+        within: whether ``value`` is inside such a list, or below a key of ``BESIDE``, so that its nulls are removed.
+    """
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not within or one is not None}
         return {key: without_null(one, within=within or key in BESIDE) for key, one in kept.items()}

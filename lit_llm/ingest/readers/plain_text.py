@@ -41,7 +41,7 @@ class _Chunks(io.RawIOBase):
 
 
 def stream_of(chunks: Iterator[bytes]) -> BinaryIO:
-    """A binary file of the bytes of ``chunks``, which are read when they are needed."""
+    """A binary file that has the bytes of ``chunks``. A chunk is taken from the iterator when its bytes are read."""
     return cast(BinaryIO, io.BufferedReader(_Chunks(chunks), 2**18))
 
 
@@ -67,7 +67,7 @@ def read_bytes(file: BinaryIO, count: int, *, name: str) -> Iterator[bytes]:
 
 
 def pieces_of(text: bytes) -> Iterable[Piece]:
-    """The pieces of a document that is in memory, as `cut_pieces` cuts them."""
+    """The pieces of a document whose text is in memory, cut as `cut_pieces` cuts."""
     if len(text) > interface.PIECE_BYTES:
         return cut_pieces([text])
     return (Piece(text, last=True),) if text else ()
@@ -111,7 +111,8 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut(text: bytes) -> int:
-    """The place at which to cut ``text``, which continues: as late as possible, preferably where no token can be cut."""
+    """The byte at which to cut ``text``, after which the document goes on: as late as possible, but where no tokenizer joins
+    text, if there is such a place."""
     window = max(0, len(text) - 2**16)  # far enough back to contain a line end
     safe = None
     for match in _SAFE_CUT.finditer(text, window):

@@ -21,7 +21,7 @@ def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     """Yield the documents of a tar, in the order of its files.
 
     Each .txt file is a document. A sample without .txt files has its text in its .json files, under the key. Other files of a
-    sample with text are ignored, as are hidden files. A link is refused: a stream cannot go back to the file that it names.
+    sample with text are ignored, as are hidden files. A link is refused, because a stream cannot go back to the linked file.
 
     Raises:
         UserError: The tar is damaged, a sample has no text, or its JSON has no string under the key.
@@ -40,7 +40,7 @@ def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
 
 
 def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> Iterator[Piece]:
-    """Yield the documents of one sample from its members, as `_members` yields them."""
+    """Yield the documents of one sample. ``members``: the sample's files, as `_members` yields them."""
     has_text = False
     objects: list[tuple[str, bytes]] = []
     extensions: dict[str, None] = {}  # an ordered set
@@ -68,7 +68,7 @@ def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> It
 
 
 def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
-    """Yield the pieces of a text file. Return whether it has any."""
+    """Yield the pieces of a text file. Return whether the file has any piece."""
     found = False
     for piece in text_pieces(cut_pieces(without_mark(read_chunks(content))), name=where):
         found = True
@@ -77,7 +77,7 @@ def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
 
 
 def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:
-    """Yield the files of a tar that are not hidden: folder and name up to the first dot, the rest of the name, the content."""
+    """Yield a tar's files that are not hidden: path up to the first dot of the file's name, rest of the name, and content."""
     blocks = _Blocks(stream)
     # One block at a time, so that the last one read is the one that ended the archive.
     tar = tarfile.open(fileobj=cast(BinaryIO, blocks), mode="r|", bufsize=tarfile.BLOCKSIZE)  # noqa: SIM115 - no file

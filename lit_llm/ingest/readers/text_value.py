@@ -1,4 +1,4 @@
-"""Find the value that a key leads to, and say what is wrong with a value that is no text."""
+"""Find the value that a key leads to in a record, and say what is wrong if there is no such value or it is not a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or f
 
 
 def find(value: dict[str, Any], key: str) -> Any:
-    """The value under ``key``. If there is no such key, its dots lead into objects. None below a null; else ``MISSING``."""
+    """The value under ``key``. If there is no such key, dots in it lead into nested objects: "a.b" is key b of a.
+
+    Returns:
+        The value, None if the dots lead into a null, or ``MISSING`` if there is no such key.
+    """
     if key in value:
         return value[key]
     first, dot, rest = key.partition(".")
@@ -30,11 +34,11 @@ def find(value: dict[str, Any], key: str) -> Any:
 
 
 def text_in(record: dict[str, Any], key: str, *, where: str, hint: str = "") -> bytes:
-    """The text under ``key`` of a record as UTF-8; empty if it is null.
+    """The text under ``key`` of a record as UTF-8; empty if the value is null.
 
     Args:
         where: names the record in messages: "FILE line 3".
-        hint: how to read a file as plain text that only looks like JSON; may be empty.
+        hint: for messages: how to read the file as plain text if it only looks like JSON. It may be empty.
 
     Raises:
         UserError: There is no such key, or its value is not a string.
@@ -48,7 +52,7 @@ def text_in(record: dict[str, Any], key: str, *, where: str, hint: str = "") -> 
 
 
 def keys_of(value: dict[str, Any], key: str) -> list[str]:
-    """The keys that ``find`` could have taken instead of ``key``; those of inner objects with dots."""
+    """The keys that a user could give instead of ``key``, for a message; keys of nested objects are written with dots."""
     first, dot, rest = key.partition(".")
     inner = value.get(first)
     below = [f"{first}.{name}" for name in keys_of(inner, rest)] if dot and isinstance(inner, dict) else []
@@ -82,9 +86,10 @@ def missing_key(
     """The error for a record at ``where`` that has ``keys``, but not ``key``.
 
     Args:
-        kind: "key" or "column".
-        what: the content under the key, "text" or "messages".
-        mend: what to do; empty: to name the key.
+        kind: what the record has: "key" or "column".
+        what: what is sought under the key: "text" or "messages".
+        hint: how to read the file as plain text if it only looks like JSON; the end of the message. It may be empty.
+        mend: what the user is told to do. Empty: the user is told to name another key.
     """
     names = list(keys)
     shown = ", ".join(names[:_MOST_KEYS]) + (f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else "")

@@ -13,14 +13,14 @@ from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
 
 _KEPT = {"precision", "strategy", "loss", "norm", "norm_position", "mlp", "position", "router", "packing", "ns_method"}
-"""Settings whose text is kept, beside the names of classes."""
+"""The last parts of the keys of settings whose text stays in the file. Names of classes stay, too."""
 _LEFT_OUT = {"run_dir", "trainer.logger", "samples", "data.init_args.sources"}
 _KEY = re.compile(r"[a-z_0-9]{1,40}")
 _OURS = ("lit_llm.", "torch.", "lightning.")
 
 
 def case_text(run: Observed, findings: list[str]) -> str:
-    """The content of a case file: the run and the names of the findings."""
+    """The content of a case file: rows and settings of the run, and `findings`, the names of its findings."""
     rows = {
         tag: [list(series.steps), list(series.values)]
         for tag, series in run.scalars.items()
@@ -49,7 +49,9 @@ def read_case(path: Path) -> Observed:
 
 
 def _plain(value: Any, key: str = "") -> Any:
-    """Settings with null for every text that is not a word of a kept setting, or the name of a known class."""
+    """The settings without those in `_LEFT_OUT`. A text becomes null, unless `_KEPT` has its setting or it names a class of
+    ours, torch or Lightning. `key`: the dotted key of `value`.
+    """
     if isinstance(value, dict):
         inner = {str(name): f"{key}.{name}" if key else str(name) for name in value if _KEY.fullmatch(str(name))}
         return {name: _plain(value[name], path) for name, path in inner.items() if path not in _LEFT_OUT}

@@ -12,7 +12,7 @@ _TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validati
 
 
 def _are_inputs(run: Observed, tag: str, where: str) -> str | None:
-    """A sentence if the targets are other inputs than the next ones."""
+    """A sentence if the targets are the inputs `where`, as the curve `tag` measures, instead of the next inputs; else None."""
     share, shifted = run.median(tag), run.median("health/shifted_targets")
     return f"{share:.1%} of the targets are the input {where}" if share > 0.95 and shifted < 0.9 else None
 
@@ -207,7 +207,7 @@ def _has_chats(run: Observed) -> bool:
 
 
 def _repeated(run: Observed, tag: str) -> list[tuple[float, float]]:
-    """(passes over the data since the launch, share of text that occurred before) of each row in the first pass."""
+    """(passes over the data since the launch, share of text that occurred before) of each row in the first pass of a launch."""
     if run.passes is None:
         raise Unjudged("setup/train_tokens")
     launches = [(step - run.start_of_launch(step), value) for step, value in run.finite(tag, least=1) if step > 1]

@@ -41,12 +41,12 @@ RULES = tuple(each for file in _FILES for each in vars(file).values() if isinsta
 
 
 def diagnose(run: Observed) -> list[Finding]:
-    """The findings about a run: causes before what follows from them, then by severity, then by how sure they are."""
+    """The findings about a run: those that follow from others come last; within both groups, by severity, then by `SURE`."""
     return examine(run)[0]
 
 
 def examine(run: Observed) -> tuple[list[Finding], dict[str, list[str]]]:
-    """(findings as in `diagnose`; names of the rules that had nothing to judge by, by the curve that they lack)."""
+    """(the findings that `diagnose` returns; curve that the run lacks → names of the rules that could not judge without it)."""
     evidence, unjudged = dict[Rule, str](), dict[str, list[str]]()
     for rule in RULES:
         try:
@@ -61,17 +61,17 @@ def examine(run: Observed) -> tuple[list[Finding], dict[str, list[str]]]:
 
 
 MOST_BYTES = 2 * 10**9
-"""Shards of up to this size are compared with their hashes without being asked for. It takes some seconds."""
+"""Training data of up to this many bytes are compared with their hashes by default. That takes some seconds."""
 
 
 def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed, list[str]]:
     """(the run of a folder, or of a file of `doctor --report`; sentences about what could not be read).
 
     Args:
-        check_data: compare the shards of the training data with their hashes. None: if they have at most 2 GB.
+        check_data: whether to compare the shards of the training data with their hashes. None: if they have at most 2 GB.
 
     Raises:
-        UserError: The folder does not exist, or has neither settings nor rows.
+        UserError: The folder does not exist, or has neither settings nor rows; or the file is none of `doctor --report`.
     """
     if folder.is_file():
         return read_case(folder), []
@@ -102,7 +102,7 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
 
 
 def _question(template: Path) -> tuple[bool, bool] | None:
-    """`Observed.question` for the template that `fit` has copied into the run folder; None if it cannot be told."""
+    """`Observed.question` by the chat template that `fit` has copied into the run folder; None if it is missing or fails."""
     if not template.is_file():
         return None
     try:
@@ -113,7 +113,7 @@ def _question(template: Path) -> tuple[bool, bool] | None:
 
 
 def observed(run: LoadedRun) -> Observed:
-    """The rows and settings of a run, without its data."""
+    """A run as the rules see it: its rows and settings. Its training data are not compared with their hashes."""
     first_steps = [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
     return Observed(run.scalars, run.config, first_steps)
 
@@ -134,7 +134,7 @@ def data_shards(config: dict[str, Any]) -> list[tuple[Path, str]]:
 
 
 def _folder(word: str) -> Path | None:
-    """The folder that a setting names, or whose file it names; None if it can be no path."""
+    """The folder that a setting names, or the folder of the file that it names; None if the word cannot be a path."""
     try:
         path = Path(word).expanduser()
         return path if path.is_dir() else path.parent
@@ -143,7 +143,7 @@ def _folder(word: str) -> Path | None:
 
 
 def damages(shards: Sequence[tuple[Path, str]]) -> list[str]:
-    """A sentence for each file that is missing, or whose tokens do not have their hash."""
+    """`shards`: (file, expected hash). Returns a sentence for each file that cannot be read or has another hash."""
     sentences = []
     for path, expected in shards:
         try:

@@ -6,11 +6,11 @@ from lit_llm.reporting.doctor.finding import SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 FEWEST_TOKENS = 100
-"""Fewest tokens of each expert in a step, if all have equally many. With fewer, an expert may have none by chance."""
+"""The loads are judged only if each expert's fair share of a step is so many tokens: of fewer, chance may leave it none."""
 LOAD_HIGH = 0.8
-"""Load of the busiest expert on a scale from 0, all experts balanced, to 1, the largest load that there can be."""
+"""Limit of the busiest expert's load, on a scale from 0, all experts balanced, to 1, the largest load that there can be."""
 TWICE = 2.0
-"""Load of an expert that computes twice its share."""
+"""Limit of the busiest expert's load, in multiples of its fair share, for new models in which nothing balances the experts."""
 
 
 @error.likely(  # the scores are probabilities, at most 1

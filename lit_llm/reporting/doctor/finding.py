@@ -1,4 +1,4 @@
-"""A rule, and what it found in a run."""
+"""Rules of `doctor`, and findings: a rule with what it saw in a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from functools import partial
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
 Seen = Callable[[Observed], str | None]
-"""Returns what was seen, with steps and figures; None without the symptom. Raises Unjudged with nothing to judge by."""
+"""The function of a rule. It returns what it saw, with steps and figures, or None if the symptom is absent. It raises Unjudged
+if the run lacks the curves to judge by."""
 
 
 class Severity(IntEnum):
@@ -46,7 +47,7 @@ class Rule:
     seen: Seen
 
     def applies(self, run: Observed) -> bool:
-        """Whether the symptom is there; false if there is nothing to judge by."""
+        """Whether the symptom is there; false if the run lacks the curves to judge by."""
         try:
             return self.seen(run) is not None
         except Unjudged:
@@ -61,7 +62,7 @@ class _Rules:
     """Decorators that make a rule of a function: `@error.likely(cause, change, look_at, explains=…)`.
 
     The rule has the name of the function, with "-" for "_". Its thresholds were measured (docs/evidence/doctor.md), or a
-    comment says why. A comment after the decorator's parenthesis says why the cause is that sure.
+    comment gives their reason. A comment after the decorator's parenthesis says why the cause is that sure.
     """
 
     def __init__(self, severity: Severity) -> None:
@@ -93,7 +94,7 @@ class Finding:
     """A rule whose symptom is there.
 
     Attributes:
-        seen: steps and figures.
+        seen: the text that the rule returned, with steps and figures.
         follows_from: names of findings that explain this one.
     """
 

@@ -12,11 +12,12 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 WIDE = 0.2
-"""Share of the validation loss by which it and the training loss come apart, in runs that repeat their text."""
+"""Limit of how far validation and training loss may come apart in a run that repeats its text, as a share of the former."""
 MOST_WINDOWS = 500
 """About the most rows of a curve from which medians are taken. A longer curve is thinned."""
 LARGEST_GAIN = 3.0
-"""Root mean square of a matrix times the root of its inputs; GPT-3's 0.02 at width 12,288 has 2.2, torch's Linear 0.6."""
+"""Limit of an initial matrix's gain: the root mean square of its values times the root of its number of inputs. GPT-3's 0.02 at
+width 12,288 gives 2.2, torch's Linear 0.6."""
 
 
 @error.likely(  # Micikevicius et al. 2018, Mixed precision training
@@ -171,7 +172,7 @@ def loss_stuck(run: Observed) -> str | None:
     "train/loss against health/bigram_loss, health/update_ratio",
 )
 def under_fitting(run: Observed) -> str | None:
-    """The loss is above that of counted pairs, and has come to rest before the rate is small."""
+    """The loss is above that of counted pairs of tokens, and no longer falls, although the learning rate is not yet small."""
     rates, behind = dict(run.finite("lr")), run.behind_pairs
     least = 0.1 * max(rates.values(), default=0.0)
     rows = [(step, loss) for step, loss in run.finite("train/loss", least=40) if rates.get(step, 0.0) >= least]
@@ -235,7 +236,7 @@ def over_fitting(run: Observed) -> str | None:
     explains=("over-fitting", "validation-other-text", "validation-differs"),
 )
 def validation_unlike_training(run: Observed) -> str | None:
-    """The model has never learned anything about the validation text."""
+    """The training loss falls, but the validation loss was never clearly below that of guessing."""
     curve, train, uniform = run.finite("val/loss", least=1), run.smoothed("train/loss", least=1), run.uniform_loss
     step, lowest = min(curve, key=lambda point: point[1])
     if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:
@@ -247,7 +248,7 @@ def validation_unlike_training(run: Observed) -> str | None:
 
 
 def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Rows far above their neighbours, both in nats and as a share; empty if there are only single ones.
+    """Rows far above their neighbours, both in nats and as a share of the loss; empty if only one row or below 1 % are.
 
     In nats alone, early rows would stand out once the loss has come near zero, where it hardly scatters any more.
     """

@@ -1,4 +1,4 @@
-"""A run as the rules see it, and the questions that they may ask about it."""
+"""A run as the rules of `doctor` see it, and the questions that a rule may ask about a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar
 from lit_llm.runs.loaded_run import Series, setting_in
 
 Points = list[tuple[int, float]]
-"""(optimizer step, value), by step."""
+"""(optimizer step, value) of each row, in the order of the steps."""
 
 
 Row = TypeVar("Row")
@@ -29,12 +29,13 @@ class Observed:
     Attributes:
         scalars: logged numbers by tag.
         config: the settings of config.yaml; empty for a run without one.
-        first_steps: complete steps at the start of each launch, oldest first.
+        first_steps: for each launch, oldest first, the number of optimizer steps that were complete when it began.
         damages: a sentence for each file of the training data that is not what was written.
-        question: whether the run's chat template writes the user's question, and whether it is learned. None: no template.
+        question: (whether the run's chat template writes the user's question, whether training counts it as a target). None: no
+            template is known.
 
     Raises:
-        Unjudged: A tag has fewer than `least` of the values that a method returns, or no value and no `default`.
+        Unjudged: A method would return fewer than `least` values of a tag, or the tag has no value and the call no `default`.
     """
 
     scalars: Mapping[str, Series]
@@ -62,34 +63,33 @@ class Observed:
         return _enough([value for step, value in self.finite(tag) if step > after], tag, least)
 
     def last(self, tag: str, default: float | None = None) -> float:
-        """The last finite value; `default` if there is none."""
+        """The last finite value of a tag; `default` if there is none."""
         points = self.finite(tag, least=default is None)
         return points[-1][1] if points or default is None else default
 
     def counted(self, tag: str) -> Points:
-        """Finite values of a loss of counted tokens, from rows by which the launch had counted enough pairs to judge by them.
+        """Finite values of `tag`, the loss of predictions by counts of tokens, from steps by which enough pairs were counted.
 
-        The row of each token in the table of pairs has V entries, V being the size of the vocabulary, and needs as many counts.
-        For V from 256 to 1,024, 30 V counts in all were enough.
+        Enough are 30 V pairs, V being the size of the vocabulary: measurements for V from 256 to 1,024 showed it.
         """
         enough, size = dict(self.finite("health/counted_pairs")), self.last("setup/vocab_size", 0.0)
         return [(step, value) for step, value in self.finite(tag) if step > 1 and enough.get(step, math.inf) >= 30 * size]
 
     def recent(self, tag: str) -> float:
-        """The median of the last five values of `counted`, because a row may be of few tokens.
+        """The median of the last five values that `counted` returns. A single one would scatter, if its row is of few tokens.
 
         Raises:
-            Unjudged: There are fewer than two.
+            Unjudged: There are fewer than two values.
         """
         return statistics.median(value for _, value in _enough(self.counted(tag), tag, 2)[-5:])
 
     def median(self, tag: str, after: int = 0, default: float | None = None) -> float:
-        """The median of the finite values at steps above `after`; `default` if there are none."""
+        """The median of a tag's finite values at steps above `after`; `default` if there are none."""
         values = self.values(tag, after, least=default is None)
         return statistics.median(values) if values or default is None else default
 
     def by_layer(self, group: str, least: int = 0) -> dict[str, Points]:
-        """The finite values of `health/GROUP/LAYER`, by layer, without the summaries that TensorBoard has in their place."""
+        """Layer → the finite values of `health/GROUP/LAYER`, without the summaries that TensorBoard has instead of layers."""
         prefix = f"health/{group}/"
         layers = [tag.removeprefix(prefix) for tag in self.scalars if tag.startswith(prefix)]
         curves = {layer: self.finite(prefix + layer) for layer in layers if layer not in ("lowest", "median", "highest")}
@@ -105,7 +105,7 @@ class Observed:
         return [(step, math.sqrt(square)) for step, square in sorted(squares.items())]
 
     def smoothed(self, tag: str, least: int = 0) -> Points:
-        """Medians of five neighbouring finite values, the first four left out."""
+        """At each step the median of the tag's last five finite values; the first four steps are left out."""
         if tag not in self._smoothed:
             points = self.finite(tag)
             windows = (sorted(value for _, value in points[i - 4 : i + 1]) for i in range(4, len(points)))
@@ -118,7 +118,7 @@ class Observed:
         return default if value is None else value
 
     def number(self, key: str) -> float | None:
-        """A setting that is a finite number; None for any other."""
+        """A setting if it is a finite number, else None."""
         value = self.setting(key)
         return value if is_number(value) else None
 
@@ -128,7 +128,7 @@ class Observed:
         return max((series.steps[-1] for series in self.scalars.values() if series.steps), default=0)
 
     def start_of_launch(self, step: int) -> int:
-        """Complete steps at the start of the launch that made a step."""
+        """The number of steps that were complete when the launch that made `step` began."""
         return next((first for first in reversed(self.first_steps) if first < step), 0)
 
     @cached_property
@@ -144,7 +144,7 @@ class Observed:
 
     @cached_property
     def is_complete(self) -> bool:
-        """Whether nearly all planned steps are made; true if it is not known how many."""
+        """Whether at least 90 % of the planned steps are made; true if their number is not known."""
         return self.planned_steps is None or self.step >= 0.9 * self.planned_steps
 
     @cached_property
@@ -161,7 +161,7 @@ class Observed:
 
     @cached_property
     def learns_text(self) -> bool:
-        """Whether training started from random weights, and has a vocabulary that leaves something to learn."""
+        """Whether training started from random weights, and the vocabulary (at least 32 tokens) leaves something to learn."""
         return self.from_scratch and self.last("setup/vocab_size", 0.0) >= 32
 
     @cached_property
@@ -201,12 +201,12 @@ class Observed:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value of YAML is a finite number, and no truth value."""
+    """Whether a value of YAML is a finite number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def medians(values: Sequence[float], parts: int) -> list[float]:
-    """The median of each of `parts` parts of the values, of about the same size, in their order."""
+    """Cut the values, in their order, into `parts` parts of about the same size, and return the median of each part."""
     return [statistics.median(values[len(values) * i // parts : len(values) * (i + 1) // parts]) for i in range(parts)]
 
 

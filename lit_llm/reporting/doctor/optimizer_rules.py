@@ -11,46 +11,50 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, UNSTABLE, advi
 from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 TUNED_HIGH = 0.08
-"""From trained weights: limit of the update norm / weight norm that a quarter of the layers exceed until right after warmup.
+"""Limit, for runs from trained weights, of the ratio update norm / weight norm that a quarter of the layers exceed until right
+after warmup.
 
-Fine-tuning had up to 0.05, thirty times the rate 0.096."""
+Healthy fine-tuning had up to 0.05; with thirty times the learning rate it had 0.096."""
 ADAPTED_HIGH = 0.12
-"""`TUNED_HIGH` for adapters, which begin small. Healthy runs had up to 0.08."""
+"""`TUNED_HIGH` for adapters, whose weights begin small. Healthy runs had up to 0.08."""
 GROWTH_HIGH = 0.16
-"""From random weights: limit of that ratio times the growth of such a layer's norm until shortly after warmup. A large step
-does no harm if the weights do not grow by it.
+"""Limit, for runs from random weights, of that ratio times the growth of the weight norm that a quarter of the layers exceed
+until shortly after warmup. A large step does no harm if the weights do not grow by it.
 
-Healthy runs had up to 0.113, ten times the rate at least 0.198 (docs/evidence/doctor.md)."""
+Healthy runs had up to 0.113; with ten times the learning rate they had at least 0.198 (docs/evidence/doctor.md)."""
 GAIN_HIGH = 0.35
 """Below this product of growth and `setup/initial_gain`, weights are still small: a narrow model begins far below 1 / √width.
 
-The best rates of widths 16 and 32 had up to 0.26, with products up to 1.3; ten times the rate at least 0.377."""
+At widths 16 and 32, runs with the best rate had up to 0.26, though the product limited by `GROWTH_HIGH` came to 1.3; with ten
+times the rate they had at least 0.377."""
 PATH_LOW = 0.5
 """Below this sum over all steps of update norm / weight norm (`_path`), a run has hardly left its random weights.
 
-Healthy runs had at least 2, runs with a thirtieth of the rate at most 0.35."""
+Healthy runs had at least 2; runs with a thirtieth of the learning rate had at most 0.35."""
 
 
 TUNING_LOW = 0.005
-"""`PATH_LOW` for a run from trained weights, which need not go far: AdamW at 1e-5 makes a hundredth in 20 steps."""
+"""`PATH_LOW` for a run from trained weights, which need not go far: AdamW at 1e-5 comes to 0.01 in 20 steps."""
 ADAPTERS_LOW = 0.25
-"""`PATH_LOW` for adapters, half of which begin at zero. Healthy runs had at least 0.70, the rate of full fine-tuning 0.10."""
+"""`PATH_LOW` for adapters, half of which begin at zero. Healthy runs had at least 0.70; with the rate of
+full fine-tuning they had 0.10."""
 PREFERENCES_HIGH = 0.3
-"""Limit of `_path` for preferences without adapters. Healthy runs had up to 0.2, thirty times the rate 0.57."""
+"""Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; with thirty times the rate, 0.57."""
 LEARNS = 0.3
-"""A run whose `behind_pairs` is below this does not suffer from its rate. Ten times the rate had at least 0.39."""
+"""A new run whose `behind_pairs` is below this learns, so that its rate is not called too low. Runs with ten times the best
+rate had at least 0.39."""
 
 
 def _upper(values: list[float]) -> float:
-    """The value that a quarter of the values exceed, because layers with few parameters, such as norms, move less."""
+    """The value that a quarter of the values exceed. A median would be low, because layers with few parameters move less."""
     return sorted(values)[(3 * len(values)) // 4]
 
 
 def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> list[float]:
-    """Update norm / weight norm of each layer, from the sampled steps after step 1, up to the first one after warmup.
+    """For each layer a ratio update norm / weight norm, of the sampled steps after step 1, up to the first one after warmup.
 
     Args:
-        chosen: picks one of the ratios of a layer.
+        chosen: takes the ratios of a layer, and returns one of them.
 
     Raises:
         Unjudged: There are no such rows.
@@ -199,7 +203,7 @@ def learning_rate_too_low(run: Observed) -> str | None:
 
 
 def _path(run: Observed) -> float:
-    """Sum over all steps of update norm / weight norm, of the layer that a quarter of the layers exceed.
+    """The sum over all steps of update norm / weight norm, for the layer whose sum a quarter of the layers exceed.
 
     A row stands for the steps since the row before it, and the last row also for the steps after it.
 

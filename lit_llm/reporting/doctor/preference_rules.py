@@ -10,7 +10,8 @@ from lit_llm.reporting.doctor.observed import Observed
 LEAK_STEPS = 10
 """An accuracy of 1 this early is suspicious: published runs take hundreds of steps to 0.7 to 0.9 (Tunstall et al. 2023)."""
 FALL = 10.0
-"""Fall of answers in nats per document. A document of 100 tokens is then 1.1 times as unlikely per token."""
+"""Answers fall if their log-probability drops by more nats per document: an answer of 100 tokens is then 1.1 times as unlikely
+per token."""
 
 
 @warning.possible(

@@ -34,7 +34,7 @@ USUAL: dict[str, tuple[float, float]] = {
     "objective.init_args.label_smoothing": (0.0, 0.3),
     "spike_guard.init_args.sigma": (2.0, math.inf),
 }
-"""Smallest and largest value that published runs have, or some times as much."""
+"""Setting → (smallest, largest) usual value: the extremes of published runs, some with a margin."""
 
 
 @warning.likely(

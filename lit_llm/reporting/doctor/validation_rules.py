@@ -51,7 +51,7 @@ def validation_targets_unrelated(run: Observed) -> str | None:
     explains=("validation-differs", "over-fitting"),
 )
 def validation_other_text(run: Observed) -> str | None:
-    """Pairs counted in the training text predict the validation text badly, so the model is not the cause."""
+    """Pairs of tokens counted in the training text predict the validation text badly, so the model is not the cause."""
     losses = _losses_of_counts(run)
     if losses is None or losses[1] < 1.4 * losses[0] + 0.3:
         return None
@@ -112,7 +112,10 @@ def validation_differs(run: Observed) -> str | None:
 
 
 def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
-    """Losses of counted pairs on training and on validation text. None if pairs do not tell more than single tokens."""
+    """(loss on training text, loss on validation text) of predictions by counted pairs of tokens.
+
+    None if pairs predict hardly better than single tokens, or if training did not start from random weights.
+    """
     if not run.from_scratch:
         return None
     of_training, of_validation = run.recent("health/bigram_loss"), run.recent("health/validation_bigram_loss")

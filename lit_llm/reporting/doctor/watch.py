@@ -1,4 +1,4 @@
-"""`doctor` while a run is going on."""
+"""The callback that applies the rules of `doctor` during training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ USUAL = 0.02  # assumed seconds of a check, until one was made
 class Doctor(Callback):
     """Applies the rules of `doctor` to the rows of metrics.jsonl, and prints one line for each finding, once.
 
-    It checks from step 20 on, each time after a fifth more steps and once its checks have taken less than a thousandth of the
-    time so far, and at the end. Findings that follow from another one are not printed. At the end it counts the rules that had
-    something to judge by. The files of the training data are not compared.
+    It checks at step 20, then each time that the number of steps has grown by a fifth, but later if its checks would take more
+    than a thousandth of the time so far; and at the end. Findings that follow from another one are not printed. At the end it
+    counts the rules that had something to judge by. The files of the training data are not compared.
 
     Contract:
-        on_train_start: finds the file among the Trainer's loggers; without a MetricsFile the callback does nothing.
+        on_train_start: finds metrics.jsonl among the Trainer's loggers; without a MetricsFile the callback does nothing.
         on_train_batch_end, on_train_end: reads and prints, on rank 0.
         State: none. A resumed run prints its findings again.
     """
