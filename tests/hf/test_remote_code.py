@@ -1,8 +1,10 @@
 """`export --format code`: transformers computes the same with the modelling file of the folder, without lit_llm."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from lit_llm.commands.export import Source, export_folder, main
 from lit_llm.core.errors import UserError
+from lit_llm.hf import remote_code
 from lit_llm.hf.remote_code import code_config
 from lit_llm.models.gpt import GPTConfig
 
@@ -150,3 +153,10 @@ def test_a_kind_of_mlp_that_the_modelling_file_lacks_is_refused():
     assert refused == ["clamped_swiglu"]
     with pytest.raises(UserError, match=r"model\.mlp 'cubed'"):  # as a new kind that nobody has added there
         code_config(replace(GPTConfig(vocab_size=64), mlp="cubed"))
+
+
+def test_the_modelling_file_reads_each_setting_that_is_not_refused():
+    """A setting that it does not read would be exported as another model."""
+    source = Path(remote_code.__file__).with_name("modeling_lit_llm.py").read_text()
+    written = code_config(GPTConfig(vocab_size=8)).keys() - {"auto_map", "architectures", "model_type"}
+    assert {name for name in written if not re.search(rf"\b{name}\b", source)} == set()
