@@ -90,9 +90,9 @@ def run_checks(
     """(outcomes of all checks, or of those that `only` names; why the run of checks ended early, or None).
 
     Args:
-        seconds: the time after which no further job is started.
+        seconds: the time after which no further job, a run of one check's measurements, is started.
         on_outcomes: called with the outcomes of each group as soon as they are known.
-        elsewhere: the checks of other numbers of devices, for messages.
+        elsewhere: number of devices → the checks for it. If `only` names one of them, the error says how many it needs.
 
     Raises:
         UserError: `only` has a word that no check has, or there was no time for a single check.

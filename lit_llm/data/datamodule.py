@@ -197,7 +197,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def samples(self) -> StepSamples:
-        """The samples and micro-batches of each step, from the batch sizes, ramp, ranks and checkpoint as they are now."""
+        """Which samples, and how many micro-batches, each step has, by the present batch sizes, ramp and ranks."""
         stages = ((0, self.global_batch_size),) if self.ramp is None else self.ramp.sequences(self._block_size)
         return StepSamples(stages, self.micro_batch_size, self._rank[1], self.pipeline, self._base)
 

@@ -23,7 +23,7 @@ TokenId = Annotated[int | None, whole(0, 100_000_000)]
 class ShardVocabulary:
     """The settings of the vocabulary; None: the user left a setting out.
 
-    Methods take the ``manifests`` of the splits that describe the vocabulary (``ShardDataModule.described_by``).
+    Methods take ``manifests``: those of the splits whose vocabulary counts, which ``ShardDataModule.described_by`` chooses.
     """
 
     vocab_size: VocabSize

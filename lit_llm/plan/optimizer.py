@@ -168,8 +168,8 @@ class MuonWork:
         dimensions: sizes of the mesh dimensions that split a matrix, the innermost first. (): no mesh.
         rows: number of replicas of the group of ranks that share a matrix.
         expert: number of parts of this group that have different experts.
-        normuon: whether the optimizer is NorMuon. On a mesh, all ranks then get one fp32 number for each row of the matrices
-            that are exchanged together, before they get their parts of the updates.
+        normuon: whether the optimizer is NorMuon. On a mesh, ranks exchange several matrices at a time (`optim/exchange.py`).
+            With NorMuon, they first get one fp32 number for each row of these matrices.
     """
 
     matrices: Shapes

@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of the page about a plan, or about a budget without a recipe, which is a dict."""
+    """The sections of the page about a plan, or about a dict of sizes for a compute budget (`plan --flops` without a recipe)."""
     if isinstance(plan, dict):
         return _budget(plan)
     all_sections = [
