@@ -107,7 +107,8 @@ def is_mistake(error: Exception) -> bool:
     """Whether an exception caught while an object of the recipe was built can be reported without its traceback.
 
     lit_llm raises `UserError` for mistakes. The constructors of torch, Lightning and of users' classes raise ValueError and
-    others. These exceptions count as mistakes too, unless the traceback has a function of lit_llm outside of config: it can have a bug.
+    others. These exceptions count as mistakes too, unless the traceback has a function of lit_llm outside of config, which can
+    have a bug.
     """
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:  # jsonargparse wraps errors of constructors

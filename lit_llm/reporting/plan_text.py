@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of the page about a plan, or about a dict of sizes for a compute budget (`plan --flops` without a recipe)."""
+    """The sections of the page about a plan, or about the sizes for a compute budget, a dict (`plan --flops`)."""
     if isinstance(plan, dict):
         return _budget(plan)
     all_sections = [
