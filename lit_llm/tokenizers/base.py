@@ -124,7 +124,8 @@ class Tokenizer(ABC):
 
     def class_identity(self) -> str:
         """The part of ``identity`` about the tokenizer's class. It is empty for lit_llm's classes. A user's class may encode as
-        it likes, so this has the class's name, the tokenizer's attributes that are text or numbers, and a hash of the source files."""
+        it likes, so this has the class's name, the object's attributes that are text or numbers, and a hash of the files that
+        define the class and its bases."""
         kind = type(self)
         if kind.__module__.partition(".")[0] == "lit_llm":
             return ""
