@@ -555,7 +555,7 @@ def test_a_run_is_planned_again_with_the_speed_that_it_measured(folder, capsys):
 
     same, err = planned()
     assert same["times"]["step"] == pytest.approx(measured["step_seconds"], rel=1e-9)
-    assert "other settings" not in err and same["settings"]["steps"] == 14
+    assert "other settings" not in err and same["settings"]["max_steps"] == 14
     rows = {row["step"]: row for row in map(json.loads, Path("runs/x/metrics.jsonl").read_text().splitlines()) if "lr" in row}
     assert planned("--at", "11")[0]["rates_at"] == {"lr": rows[11]["lr"]}, "what fit has set, to the last bit"
     deeper, err = planned("--model.n_layer", "3")
