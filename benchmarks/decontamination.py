@@ -113,7 +113,7 @@ def main() -> None:
     index = index_of(held_out, args.ngram[-1])
     middle = time.process_time()
     for text in cleaned:
-        index.found(text)
+        index.matches(text)
     end = time.process_time()
     read = sum(len(text.encode()) for text in held_out) / 1e6
     print(f"\nMB of text each cpu-second: index {read / (middle - started):.0f}, search {size / (end - middle):.0f}")

@@ -177,7 +177,7 @@ def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, int]:
     )
     with watch:
         trainer.fit(model, datamodule=data)
-    return watch.found["memory"]["planned"], watch.found["memory"]["measured"]
+    return watch.figures["memory"]["planned"], watch.figures["memory"]["measured"]
 
 
 def main(layouts: dict[str, dict[str, Any]]) -> None:
