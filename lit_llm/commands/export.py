@@ -91,8 +91,6 @@ def export_folder(
     """Write the folder `out`. Adapters are merged into their base.
 
     Args:
-        dtype: dtype of the written weights. None: that of the checkpoint.
-        max_bytes: largest size of a weight file.
         code: write a modelling file, even if transformers has an equivalent class.
 
     Returns:
@@ -122,9 +120,7 @@ def export_folder(
 
 
 def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool = False) -> tuple[str, list[str]]:
-    """Write the file `out` for llama.cpp; returns the same as `export_folder`.
-
-    `dtype`: a key of `DTYPES`, or q8_0. None: the checkpoint's dtype.
+    """Write the file `out` for llama.cpp; returns the same as `export_folder`. `dtype`: a key of `DTYPES`, or q8_0.
 
     Raises:
         UserError: as in `export_folder`, or GGUF has no form for a setting or the tokenizer.
@@ -164,10 +160,7 @@ def _weights(
     table: list[Link],
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """The weights without the blocks that predict further tokens, with adapters merged.
-
-    `dtype` is that of merged tensors; None: that of the base weights. Other tensors keep their dtype.
-    """
+    """The weights that predict the next token, with adapters merged. Merged tensors are in `dtype`."""
     checkpoint, state = source.checkpoint, {}
     average = "--ema" if source.average else None
     weights = saved_weights(saved, checkpoint, base=source.base, verify=True, average=average)
@@ -192,9 +185,7 @@ def _family(saved: dict[str, Any], run: Path) -> str | None:
 
 
 def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, replace: bool = False) -> int:
-    """Write `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`, and the tokenizer.
-
-    Returns the number of adapted layers. `dtype`: of the written tensors; None: that of the checkpoint.
+    """Write `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`, and its tokenizer; returns its layers.
 
     Raises:
         UserError: `out` exists, the checkpoint holds no adapter, or its model has no equivalent in transformers.

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` share: flags, the model of a run with its tokenizer, and the form of its prompts."""
+"""Shared by the commands that write text: flags, the model of a run with its tokenizer, and the form of its prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line 
 
 
 def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) -> None:
-    """Add the flags of model and sampling. `most_help`: the help of --max_new_tokens."""
+    """Add the flags of model and sampling."""
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument(
         "--prefix_token_ids",
@@ -59,11 +59,11 @@ def for_output(text: str, file: TextIO | None = None) -> str:
 
 @dataclass
 class TextModel:
-    """The model of a run, which continues prompts. `load` loads the weights; everything that needs none is checked before.
+    """A run that continues prompts. Its weights are loaded by `load`, after all that may be refused without them.
 
     Attributes:
         chat: writes prompts in the form of the run's chat template. None: prompts are text to continue.
-        stop_id: the id that ends a text. None: no id ends one.
+        stop_id: the id that ends a text.
     """
 
     options: argparse.Namespace
@@ -78,7 +78,7 @@ class TextModel:
 
     @classmethod
     def of(cls, options: argparse.Namespace, *, chat: bool) -> TextModel:
-        """The model of the run that the flags name, without its weights. `chat`: whether prompts are messages of a chat.
+        """The run that the flags name.
 
         Raises:
             UserError: There is no such device or run, or its files do not fit together; `NoChatTemplate` if `chat` needs one.
@@ -104,10 +104,8 @@ class TextModel:
         return cls(options, checkpoint, saved, tokenizer, config, sampling, encoder, stop_id)
 
     def load(self) -> None:
-        """Load the weights.
-
-        Raises:
-            UserError: The checkpoint is damaged, or its base weights are missing.
+        """Raises:
+        UserError: The checkpoint is damaged, or its base weights are missing.
         """
         options = self.options
         model = load_model(self.checkpoint, options.device, base=named_base(options.init_from), average=options.ema)
@@ -125,11 +123,7 @@ class TextModel:
         return prompt_ids(self.tokenizer, prompt, prefix=prefix)
 
     def chat_ids(self, messages: list[dict[str, str]], *, where: str, mend: str = "shorten it") -> list[int]:
-        """Ids of the messages and of what the template writes before an answer.
-
-        Args:
-            where: what the messages are, for errors.
-            mend: what an error about their length advises.
+        """Ids of messages up to an answer.
 
         Raises:
             UserError: The template refuses them, or there is no room for an answer: cutting them would lose their beginning.
@@ -141,15 +135,12 @@ class TextModel:
         return ids
 
     def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield (index of the prompt, new id) while all prompts are continued by up to `most` ids.
-
-        Each prompt has a seed of its own, by its number; `first` is the number of the first prompt.
-        """
+        """`generate_all` for prompts, each with a seed of its own. `first`: the number of the first prompt, for its seed."""
         assert self.texts is not None
         samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
         size, stop_id = self.tokenizer.vocab_size, self.stop_id
         return generate_all(self.texts, prompts, max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=size)
 
     def pieces(self, prompt: list[int], *, most: int, number: int = 0) -> Iterator[str]:
-        """Yield the text that continues one prompt of ids, piece by piece, at most `most` ids. `number`: selects the seed."""
+        """The text that continues one prompt, piece by piece."""
         return text_pieces(self.tokenizer, (token for _, token in self.continued([prompt], most=most, first=number)))

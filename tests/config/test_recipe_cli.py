@@ -45,7 +45,8 @@ def test_fit_then_validate_then_generate(folder, capsys, monkeypatch):
     events_before = sorted(p.name for p in made.glob("events*"))
     code, out, _ = run(capsys, "validate", "--run", "runs/tiny")
     assert code == 0 and table(out) == fitted
-    assert re.search(r"validation split: [\d,]+ tokens of TextFiles, 10% of --data.paths .* --data.train OTHER --data.val FILE", out), out
+    split = r"validation split: [\d,]+ tokens of TextFiles, 10% of --data.paths .* --data.train OTHER --data.val FILE"
+    assert re.search(split, out), out
     assert sorted(p.name for p in made.glob("events*")) == events_before, "validate writes no curve"
     code, out, _ = run(capsys, "generate", "--run", "runs/tiny", "--prompt", "line ", "--max_new_tokens", "9")
     assert code == 0 and out.startswith("line ") and len(out) > len("line \n")
