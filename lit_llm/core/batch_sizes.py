@@ -88,4 +88,6 @@ def steps_for(stages: Stages, sequences: int) -> int:
     """Smallest number of steps that consume at least `sequences` sequences."""
     first, size = stages[-1]
     enough = first - (-sequences // size)
+    if len(stages) == 1:  # of any size, where `range` has a limit
+        return enough
     return bisect_left(range(enough), sequences, key=lambda step: sequences_before(stages, step))

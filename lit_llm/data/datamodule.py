@@ -76,6 +76,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
         self.pipeline: Any = None  # the PipelineLayout that `find_pipeline` finds
         self._base = 0, 0  # the steps and samples at which this process started: zero, or those of a checkpoint
+        self._plans_shared = False  # whether all ranks know that the plans are there: then rank 0 may call `setup` alone
         self._background: BackgroundCheck | None = None  # set while this process trains
 
     # ---- The run, checks and set-up -----------------------------------------------------------------------------
@@ -143,6 +144,8 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
         Rank 0 may have opened the plans before, alone, to check the data. It still takes part in the collective.
         """
+        if self._plans_shared:
+            return
         problems = list[str]()
         trainer = self.trainer if self.trainer is not None and self.trainer.world_size > 1 else None
         # Each node may have a token cache of its own, with its own plans.
@@ -150,7 +153,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
             with noting(problems):
                 self._opened = self.opened.with_plans(self._block_size)
         refuse(problems if trainer is None else trainer.strategy.broadcast(problems) or problems)
-        self._opened = self.opened.with_plans(self._block_size)
+        self._opened, self._plans_shared = self.opened.with_plans(self._block_size), trainer is not None
 
     def refuse_changed_files(self) -> None:
         """Raise a ``UserError`` if the background check has found that a file of the tokens has changed."""

@@ -424,7 +424,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             **values,
             **{name: getattr(settings, name) for name in counted},
             "data": asdict(settings.data),
-            "layout": values["layout"] | {"devices": layout.devices, "pipeline": layout.pipeline._asdict()},
+            "layout": values["layout"]
+            | {"devices": layout.devices, "shards": layout.shards, "pipeline": layout.pipeline._asdict()},
         },
         "hardware": plan.hardware.name,
         "memory": {

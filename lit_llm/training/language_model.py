@@ -132,9 +132,10 @@ class LanguageModel(Answers):
             if strategy is not None:
                 self.init_from = strategy.broadcast(self.init_from)  # when resuming, only rank 0 has looked for it
             self.base = base_record(self.init_from)
+        model: GPT | CustomModel | PipelinedGPT
         if self.architecture is not None:
             # Not on the meta device, because a custom class may not support it.
-            self.model = parallelize(CustomModel(self.config, self.architecture), self.compute_config, device, mesh)
+            model = parallelize(CustomModel(self.config, self.architecture), self.compute_config, device, mesh)
         else:
             # Shard on the meta device, so that each rank allocates only its part.
             with torch.device("meta"):
@@ -142,11 +143,13 @@ class LanguageModel(Answers):
             model.ahead_weight = self.loss_config.ahead_weight
             if self.lora is not None:
                 apply_lora(model, self.lora)
-            self.model = parallelize(model, self.compute_config, device, mesh)
-            self.model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
-            self.model.init_weights()
-        if self.init_from is not None:  # the base of adapters has no average
-            load_weights(self.whole_model, self.init_from, average=self.use_ema and self.lora is None)
+            model = parallelize(model, self.compute_config, device, mesh)
+            model.to_empty(device="cpu" if mesh is None else mesh.parameter_device)
+            model.init_weights()
+        if self.init_from is not None:
+            average = self.use_ema and self.lora is None  # the base of adapters has no average
+            load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from, average=average)
+        self.model = model  # last: after an error, the next call builds anew
 
     def configure_optimizers(self) -> Optimizer:
         assert self.model is not None

@@ -201,6 +201,16 @@ def test_padding_is_no_part_of_an_epoch(tmp_path):
     assert run_length(made, 3) == f"3 steps = {(4 + 2 + 2) * T} tokens = 0.80 epochs"
 
 
+def test_ranks_agree_on_the_plans_once_so_that_rank_0_may_set_up_alone_afterwards(tmp_path, documents):
+    module, strategy = data(tmp_path), Mock(distributed_sampler_kwargs=None, broadcast=Mock(side_effect=lambda each: each))
+    module.trainer = Mock(world_size=2, is_global_zero=True, global_rank=0, local_rank=0, strategy=strategy)
+    module.prepare_data()
+    module.setup()
+    collectives = strategy.broadcast.call_count
+    module.setup()
+    assert collectives > 0 and strategy.broadcast.call_count == collectives and module.opened.plans
+
+
 def test_the_plan_of_some_shards_stands_beside_that_of_all(tmp_path, documents):
     for pattern in ("train_*.bin", "train_00000[01].bin", "train_*.bin"):
         data(tmp_path, train=str(tmp_path / pattern)).setup("fit")

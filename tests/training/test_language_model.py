@@ -223,6 +223,15 @@ def test_the_callers_configuration_stays_as_it_is():
     assert given.vocab_size is None and module.config.vocab_size == VOCABULARY and module.model.config is module.config
 
 
+def test_a_model_whose_weights_could_not_be_loaded_is_not_kept(tmp_path):
+    """A second attempt in the same process, as in a notebook, must not train random weights."""
+    module = LanguageModel(config(vocab_size=VOCABULARY), SGD, init_from=tmp_path / "none.ckpt")
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"none\.ckpt"):
+            module.configure_model()
+    assert module.model is None
+
+
 def test_flops_are_those_of_the_datas_sequences():
     """4 positions instead of 8: 12 · H · h · 4 = 12 · 16 · 4 fewer FLOPs per token in the one block."""
     data, module = Rows(4), LanguageModel(config(), SGD)
