@@ -109,12 +109,12 @@ def test_a_run_ends_at_a_changed_shard_and_a_resume_does_not_begin_with_one(fold
         ["--run_dir", "new", "--trainer.max_steps", "1000"],
         ["--run_dir", "run", "--resume", "auto", "--trainer.max_steps", "8"],
     ):
-        for accept in ([], ["--accept_changes", "true"] if "--resume" in more else []):
+        for accept in ([], ["--accept_changes", "true"]) if "--resume" in more else ([],):
             code, out, err = run(capsys, "fit", *words, *more, *accept)
             assert code == 2 and named([err.strip()]) == ["train_000001.bin"]
             assert "step 5/8" not in out
-    code, _, err = run(capsys, "check", *words)
-    assert code == 2 and named([err.strip()]) == ["train_000001.bin"]
+    code, out, err = run(capsys, "check", *words)  # the background check, or the line of the checklist after three steps
+    assert code in (1, 2) and "train_000001.bin" in err + re.sub(r"[\s│]", "", out)
     put(folder / "train_000001.bin", whole)  # the content of before, in another state
     code, out, _ = run(capsys, "fit", *words, "--run_dir", "run", "--resume", "auto", "--trainer.max_steps", "6")
     assert code == 0 and LINE.format("1 file") in out
