@@ -34,8 +34,9 @@ class StepSamples:
 
     def of_rank(self, step: int, rank: int) -> list[range]:
         """The sample numbers of each micro-batch of a rank in a step. Each rank has an equal, contiguous share of the step."""
-        share, micro = self.size(step) // self.ranks, self.micro_batch(step)
-        assert self.size(step) == share * self.ranks and share % micro == 0
+        size = self.size(step)
+        share, micro = size // self.ranks, micro_batch(size, self.most, self.ranks, self.pipeline)
+        assert size == share * self.ranks and share % micro == 0
         begin = self.before(step) + rank * share
         return [range(first, first + micro) for first in range(begin, begin + share, micro)]
 
