@@ -168,10 +168,7 @@ class GPT(nn.Module):
                 module.fill()
         output = self.embedding if self.head is None else self.head
         draw_(output.weight, partial(nn.init.normal_, std=config.head_std))
-        for module in self.modules():  # last, so that adapters change no other weight
-            reset: Any = getattr(module, "reset_adapter", None)  # `lora.Adapted` has it, and imports this file
-            if reset is not None:
-                reset()
+        reset_adapters(self)  # last, so that adapters change no other weight
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:
@@ -438,3 +435,11 @@ def weights_on_meta(config: GPTConfig) -> dict[str, Tensor]:
     """Return the weights of a model with these settings by name, on the meta device: shapes and dtypes without values."""
     with torch.device("meta"):
         return GPT(config).state_dict()
+
+
+def reset_adapters(model: nn.Module) -> None:
+    """Initialise all adapters of a model. The draws are the same on any number of ranks."""
+    for module in model.modules():
+        reset: Any = getattr(module, "reset_adapter", None)  # `lora.Adapted` has it, and imports this file
+        if reset is not None:
+            reset()

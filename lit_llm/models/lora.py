@@ -243,13 +243,6 @@ def is_adapter(parameter: str) -> bool:
     return parameter.rpartition(".")[2] in ADAPTERS
 
 
-def reset_adapters(model: nn.Module) -> None:
-    """Initialise all adapters. The draws are the same on any number of ranks."""
-    for module in model.modules():
-        if isinstance(module, Adapted):
-            module.reset_adapter()
-
-
 class MergedTensor:
     """A frozen weight plus the update of its adapter, in fp32. Indexing by slices reads and computes only these slices.
 

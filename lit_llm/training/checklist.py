@@ -25,8 +25,7 @@ from lit_llm.data.blocks import Blocks, MixtureBlocks
 from lit_llm.data.datamodule import TokenDataModule
 from lit_llm.data.run_length import run_length, steps_of_run
 from lit_llm.models.custom import CustomModel
-from lit_llm.models.gpt import GPT
-from lit_llm.models.lora import reset_adapters
+from lit_llm.models.gpt import GPT, reset_adapters
 from lit_llm.optim import optimizer_of
 from lit_llm.runs.run_folder import CHECKPOINTS
 from lit_llm.training.coordinate_check import LARGEST_POWER, width_powers

@@ -35,8 +35,8 @@ from lit_llm.distributed.fsdp import kept_whole
 from lit_llm.distributed.mesh_strategy import set_last_micro_batch
 from lit_llm.distributed.keep_rule import KeptWhole
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
-from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
+from lit_llm.models.gpt import GPT, GPTConfig, reset_adapters
+from lit_llm.models.lora import LoRAConfig, apply_lora
 from lit_llm.models.loss import chunked_cross_entropy, cross_entropy
 
 dist.init_process_group("gloo")

@@ -22,8 +22,8 @@ from lit_llm.core.errors import UserError
 from lit_llm.hf.config_map import links
 from lit_llm.hf.peft import read_adapter, shortest_endings, write_adapter
 from lit_llm.hf.tensor_map import Link
-from lit_llm.models.gpt import GPT, GPTConfig
-from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
+from lit_llm.models.gpt import GPT, GPTConfig, reset_adapters
+from lit_llm.models.lora import LoRAConfig, apply_lora
 
 TOLERANCE = 1e-5  # of logits with a standard deviation above 1: sums in another order, in fp32
 LAST = "checkpoints/last.ckpt"

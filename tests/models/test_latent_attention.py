@@ -8,9 +8,9 @@ import torch
 from lit_llm.models.attention_kernel_choice import AttentionKernel
 from lit_llm.models.cache import KVCache
 from lit_llm.models.generation import Sampling, generate
-from lit_llm.models.gpt import GPT, GPTConfig
+from lit_llm.models.gpt import GPT, GPTConfig, reset_adapters
 from lit_llm.models.latent_config import LatentConfig
-from lit_llm.models.lora import LoRAConfig, apply_lora, reset_adapters
+from lit_llm.models.lora import LoRAConfig, apply_lora
 
 LATENT = {"kv_rank": 10, "nope_head_dim": 6, "rope_head_dim": 4, "value_head_dim": 5}
 HEADS, WIDTH = 3, 14
