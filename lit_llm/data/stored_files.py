@@ -119,6 +119,8 @@ class StoredFiles:
         Args:
             saved: the states and hashes that the checkpoint has. Empty: nothing is compared.
             accepted: True: files may differ from the checkpoint's. Files whose hash a manifest has must still have that hash.
+
+        A short run may end before all files are hashed. A line says how many files have no hash to be compared with.
         """
         if not saved:
             return []
@@ -127,9 +129,12 @@ class StoredFiles:
             print(
                 f"resume: comparing hashes of {counted(len(changed), 'file')} of the data, not in the state of the checkpoint"
             )
+        unknown = [path for path in changed if self._files[path].blake2b is None and not saved.get(path, ["", ""])[1]]
+        if unknown:
+            print(f"resume: neither the checkpoint nor a manifest has a hash of {counted(len(unknown), 'file')} of these: accepted")
         for path in changed:
-            before = saved.get(path, ["", ""])[1]
-            if self._files[path].blake2b is None and before and not accepted:
+            if self._files[path].blake2b is None and path not in unknown and not accepted:
+                before = saved[path][1]
                 mend = "restore it, or continue with what it holds now (--accept_changes true)"
                 self._files[path] = self._files[path]._replace(blake2b=before, mend=mend)
         gone = [path for path in saved if path not in self._files and os.path.dirname(path) in folders]
