@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.config import dial
-from lit_llm.config.groups import CLASSES, GROUPS, OPTIONS
+from lit_llm.config.groups import OPTIONS
 from lit_llm.config.recipe_files import content_of, find_recipe, with_base
 from lit_llm.core.errors import UserError, not_utf8
-from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, as_flag, dump_yaml, read_yaml
+from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, read_yaml
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
 
 COMMAND_LINE = "the command line"
@@ -35,10 +35,6 @@ class Flag:
 
     key: str
     value: str | None
-
-    @property
-    def word(self) -> str:
-        return f"--{self.key}" if self.value is None else f"--{self.key}={self.value}"
 
 
 @dataclass(frozen=True)
@@ -63,9 +59,6 @@ class Assignment:
     value: Any
     origin: str
     source: int = FLAGS
-
-    def as_flag(self) -> str:
-        return f"--{self.key}={as_flag(self.value)}"
 
     @property
     def where(self) -> str:
@@ -114,20 +107,6 @@ class Arguments:
                 items.append(item)
         return replace(self, items=items)
 
-    def words(self) -> list[str]:
-        """The words for the recipe parser: `--config=` with the YAML text of each recipe file, then the flags with a value."""
-        words = [f"--config={dump_yaml(item.content)}" for item in self.items if isinstance(item, RecipeFile) and item.content]
-        # A class comes before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
-        # arguments after `--trainer.callbacks+ X` belong to X.
-        position = 0
-        order: list[tuple[int, int, str]] = []
-        for item in self.items:
-            if isinstance(item, Flag) and item.value is not None:
-                appends = item.key.endswith("+")
-                position += appends
-                order.append((position, 0 if appends else plain_key(item.key).count("."), item.word))
-        return words + [word for *_, word in sorted(order, key=lambda each: each[:2])]
-
 
 def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assignment]:
     if isinstance(item, RecipeFile):
@@ -135,14 +114,38 @@ def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assi
     if item.key in _WITHOUT_VALUE or item.value is None:
         return []
     key = plain_key(item.key)
-    if item.value.lstrip().startswith("{"):
-        try:
-            value = read_yaml(item.value)
-        except NotYaml:
-            value = None
-        if isinstance(value, dict) and value:
-            return [Assignment(k or key, v, COMMAND_LINE) for k, v in leaves(value, f"{key}.")]
+    value = _nested(item.value)
+    if isinstance(value, dict) and value:
+        return [Assignment(k or key, v, COMMAND_LINE) for k, v in leaves(value, f"{key}.")]
     return [Assignment(key, item.value, COMMAND_LINE)]
+
+
+def _nested(text: str) -> Any:
+    """The dict or list that the text of a flag writes; the text itself if it writes none."""
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        return flag_value(text)
+    except NotYaml:
+        return text
+
+
+def flag_value(text: str) -> Any:
+    """Read YAML text, which is the value of a flag or the content of a recipe file.
+
+    Raises:
+        InvalidYaml: It is no YAML, or breaks a rule such as that each key is given once.
+    """
+    value = read_yaml(text)
+    if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
+        return text  # `{a, b}` and `a:` are dicts of nulls in YAML, but a flag means text by them
+    return value
+
+
+def as_list(value: Any) -> list[Any]:
+    """A value as a list: a list in the text of a flag, or a list of one value. null is an empty list."""
+    value = _nested(value) if isinstance(value, str) else value
+    return [] if value in (None, "null") else value if isinstance(value, list) else [value]
 
 
 def plain_key(key: str) -> str:
@@ -234,7 +237,10 @@ def read(words: list[str]) -> Arguments:
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:
-                items += _one_by_one(flag)
+                items.append(flag)
+                _nested(flag.value or "")
+        except InvalidYaml as error:
+            unreadable.append(f"the value of {flag.key} {error} (--{flag.key})")
         except UserError as error:
             unreadable += str(error).splitlines()
     items.sort(key=lambda item: isinstance(item, Flag))  # flags override files
@@ -317,51 +323,13 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
     return flags, problems, bare
 
 
-def _one_by_one(flag: Flag) -> list[Flag]:
-    """Split a flag whose value is a dict of settings into a flag for each setting, so that a later flag overrides one alone.
-
-    Raises:
-        UserError: The value is a dict or list that breaks a rule for YAML, such as a key given twice.
-    """
-    if flag.value is None or not flag.value.lstrip().startswith(("{", "[")):
-        return [flag]
-    try:
-        value = read_yaml(flag.value)
-    except NotYaml:
-        return [flag]  # it can be text, such as a prompt; else the recipe parser explains it
-    except InvalidYaml as error:
-        raise UserError(f"the value of {flag.key} {error} (--{flag.key})") from None
-
-    def names_class(tree: dict[str, Any]) -> bool:
-        return flag.key.partition(".")[0] in CLASSES and not {"class_path", "init_args"}.isdisjoint(tree)
-
-    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or names_class(value)):
-        return [flag]
-    return [Flag(key, as_flag(each)) for key, each in leaves(value, f"{flag.key}.", names_class)]
-
-
 def _with_base(path: Path) -> list[RecipeFile]:
-    files = [RecipeFile(str(file), with_init_args(content)) for file, content in with_base(path)]
+    files = [RecipeFile(str(file), content) for file, content in with_base(path)]
     for file in files:
         keys = [key for key, _ in leaves(file.content)]
         if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
             raise UserError(f"{file.path} sets {twice[0]} twice, in two ways of writing it: keep one (--config)")
     return files
-
-
-def with_init_args(tree: Any, group: str = "") -> Any:
-    """A recipe, or a dict given by a flag, with the arguments that stand beside a `class_path` moved into its `init_args`."""
-    if not isinstance(tree, dict):
-        return tree
-    content = {name: with_init_args(value, group or str(name)) for name, value in tree.items()}
-    beside = {name for name in content if name not in ("class_path", "init_args", "dict_kwargs")}
-    inside = content.get("init_args", {})
-    if group not in CLASSES or "class_path" not in content or not beside or not isinstance(inside, dict):
-        return content
-    if twice := sorted(beside & inside.keys()):
-        raise UserError(f"{group} gives {twice[0]} beside class_path and in init_args: keep one (--{group}.{twice[0]})")
-    kept = {name: value for name, value in content.items() if name not in beside}
-    return {**kept, "init_args": {**inside, **{name: content[name] for name in content if name in beside}}}
 
 
 def own_tokenizer(run: Path) -> list[Flag]:

@@ -160,10 +160,10 @@ def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | Non
 
 
 def _settings_to_blame(spec: RunSpec, replaced: Mapping[str, Any], message: str) -> list[str]:
-    """The settings that a message of Lightning names; all that differ from the defaults if it names none."""
-    defaults = vars(spec.parser.get_defaults().trainer)
-    changed = [key for key, value in vars(spec.config.trainer).items() if key not in replaced and value != defaults[key]]
-    return [key for key in changed if key in message] or changed
+    """The given settings that a message of Lightning names; all given settings if it names none."""
+    named = {key.split(".")[1] for key in spec.given if key.startswith("trainer.")} - replaced.keys()
+    given = [key for key in vars(spec.config.trainer) if key in named]
+    return [key for key in given if key in message] or given
 
 
 def _connect(objects: RunObjects) -> None:

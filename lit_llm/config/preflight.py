@@ -77,8 +77,6 @@ def name_problems(trainer: Namespace) -> list[str]:
 def _name_problem(key: str, value: Any, names: list[str]) -> str | None:
     if not isinstance(value, str) or value in names:
         return None
-    if "." in value and not value.lstrip().startswith("{"):
-        return f"trainer.{key} is {value!r}, but a class is written as a dict (--trainer.{key} '{{class_path: {value}}}')"
     near = difflib.get_close_matches(value.lower(), names, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; known names: {', '.join(name for name in names if '_' not in name)}"
     return f"trainer.{key} is {value[:60]!r}, which is not known{hint} (--trainer.{key})"

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import Arguments
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import OFF, OPTIONS, PLAIN, Command, options_of
 from lit_llm.config.parser import class_at, find_class
 from lit_llm.core.number_domain import LARGEST, STEPS, Domain, above, at_least, below, ranges_of, whole
-from lit_llm.core.yaml_reading import read_yaml
 
 _RATE = 10_000
 _BATCHES = Domain(1, LARGEST, fraction=True, null=True)
@@ -173,7 +171,7 @@ def _numbers(key: str, domain: Domain | None, value: Any) -> Iterator[tuple[str,
 
 # -- null ---------------------------------------------------------------------------------------------------------------
 
-_NEEDED = (*(group for group in PLAIN if group not in OFF), "optimizer", "data")
+_NEEDED = (*(group for group in PLAIN if group not in OFF), "objective", "optimizer", "data")
 """Groups that a run cannot do without."""
 
 
@@ -212,16 +210,3 @@ def _optional(hint: Any) -> bool:
     if typing.get_origin(hint) in (typing.Union, UnionType):
         return any(_optional(each) for each in typing.get_args(hint))
     return typing.get_origin(hint) is typing.Literal and None in typing.get_args(hint)
-
-
-def restore_whole_numbers(config: Namespace, arguments: Arguments) -> None:
-    """Undo that a count such as `limit_val_batches: 20` was parsed as a fraction, 20.0.
-
-    The parser tries the types of a union in order. `typing` gives Lightning's `Union[int, float]` in the order that some
-    module used first in this process.
-    """
-    for key in (f"trainer.{name}" for name, domain in OF_LIBRARIES["trainer"].items() if domain.fraction):
-        given = arguments.value_of(key)
-        given = read_yaml(given) if isinstance(given, str) else given
-        if isinstance(config.get(key), float) and isinstance(given, int):
-            config[key] = given

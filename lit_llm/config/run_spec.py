@@ -9,11 +9,12 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import Arguments, Assignment, leaves
+from lit_llm.config.arguments import Arguments, Assignment, as_list, leaves
 from lit_llm.config.devices import OtherMachine
-from lit_llm.config.groups import ARCHITECTURE, OF_ARCHITECTURES, Command
+from lit_llm.config.groups import ARCHITECTURE, GROUPS, OF_ARCHITECTURES, Command
 from lit_llm.config.parse_errors import is_mistake, reason
-from lit_llm.config.parser import RecipeParser
+from lit_llm.config.parser import parser_of, parser_of_options
+from lit_llm.config.tree import Tree
 from lit_llm.core.errors import UserError, report
 from lit_llm.core.yaml_reading import read_yaml
 from lit_llm.distributed.compute_config import ComputeConfig
@@ -30,6 +31,7 @@ class RunSpec:
     """A run's settings: `resolve.read_spec` reads them from arguments, `resolve.decide` returns a copy with all decided.
 
     Attributes:
+        tree: the settings that the arguments give.
         config: every setting, with the defaults of the chosen classes. `decide` sets run_dir, resume and seed_everything, and
             the Trainer's precision, max_steps, max_epochs and use_distributed_sampler.
         given: dotted keys that a recipe file or a flag sets, without `init_args`.
@@ -48,7 +50,7 @@ class RunSpec:
 
     command: Command
     arguments: Arguments
-    parser: RecipeParser
+    tree: Tree
     config: Namespace
     given: frozenset[str]
     problems: tuple[str, ...]
@@ -121,7 +123,7 @@ class RunSpec:
         for name in without:
             config.pop(name, None)
         try:
-            return self.parser.instantiate(Namespace({group: config})).get(group)
+            return parser_of(group).instantiate(Namespace({group: config})).get(group)
         except Exception as error:  # constructors of torch, Lightning and users raise many types
             if not is_mistake(error):
                 raise
@@ -142,27 +144,15 @@ class RunSpec:
         if config.get(ARCHITECTURE) is not None:
             config.model = Namespace({name: config.model[name] for name in OF_ARCHITECTURES})
         for key in _TRAINER_CLASSES:
-            given = self._given_arguments(f"trainer.{key}")
-            entries = config.trainer.get(key)
-            for entry in entries if isinstance(entries, list) else [entries]:
+            for entry, given in zip(as_list(config.trainer.get(key)), as_list(self.tree.get(f"trainer.{key}")), strict=False):
                 if isinstance(entry, Namespace) and not str(entry.get("class_path")).startswith("lit_llm."):
                     arguments = entry.get("init_args") or Namespace()
-                    entry.init_args = Namespace({name: arguments[name] for name in vars(arguments) if name in given})
-        return self.parser.dump(config, skip_unset=False, skip_validation=True)
-
-    def _given_arguments(self, key: str) -> set[str]:
-        """Names of the arguments that are given to the class, or to the list of classes, of a key."""
-        names = {each.removeprefix(f"{key}.").partition(".")[0] for each in self.given if each.startswith(f"{key}.")}
-        entries: list[Any] = [a.value for a in self.arguments.assignments if a.key.removesuffix("+") == key]
-        while entries:
-            entry = entries.pop()
-            if isinstance(entry, str) and entry.lstrip().startswith("["):
-                entry = read_yaml(entry)  # a list as a flag
-            if isinstance(entry, list):
-                entries += entry
-            elif isinstance(entry, dict):
-                names |= (entry.get("init_args") or {}).keys()
-        return names
+                    names = (given.get("init_args") or {}) if isinstance(given, dict) else {}
+                    entry.init_args = Namespace({name: arguments[name] for name in vars(arguments) if name in names})
+        options = Namespace({key: value for key, value in vars(config).items() if key not in GROUPS})
+        groups = {group: Namespace({group: config[group]}) for group in vars(config) if group in GROUPS}
+        parsers = [(parser_of_options(self.command), options), *((parser_of(group), value) for group, value in groups.items())]
+        return "".join(parser.dump(values, skip_unset=False, skip_validation=True) for parser, values in parsers)
 
     def settings(self) -> dict[str, Any]:
         """Every setting as a plain value, by its key."""

@@ -9,10 +9,11 @@ from dataclasses import replace
 from jsonargparse import Namespace
 
 from lit_llm.callbacks import BatchRamp
-from lit_llm.config.arguments import Arguments, Assignment, Flag
+from lit_llm.config.arguments import COMMAND_LINE, Assignment
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import WARMUPS
 from lit_llm.config.parser import find_class
+from lit_llm.config.tree import Tree
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml
 from lit_llm.runs.saved_run import SavedRun
@@ -21,25 +22,27 @@ STEPS, FRACTION, TOKENS = (f"schedule.{name}" for name in ("warmup_steps", *WARM
 _IN_CONFIG = "schedule.init_args.warmup_steps"
 
 
-def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, list[str]]:
-    """Remove warmups that are a share or in tokens from the arguments. If one counts, a flag for 0 steps is its placeholder.
+def take_warmup(tree: Tree) -> tuple[Assignment | None, list[str]]:
+    """Remove a warmup that is a share or in tokens from the settings. If it counts, 0 steps are its placeholder.
 
     Returns:
-        The arguments; the share or tokens for `settle_warmup`, None if steps are given; one sentence for each mistake.
+        The share or tokens for `settle_warmup`, None if steps are given; one sentence for each mistake.
     """
-    given = [_as_number(a) for a in arguments.assignments if a.key in (STEPS, FRACTION, TOKENS)]
+    given = [_as_number(a) for key, a in tree.given.items() if key in (STEPS, FRACTION, TOKENS)]
+    tree.remove((FRACTION, TOKENS))
     if all(a.key == STEPS for a in given):
-        return arguments, None, []
-    last, rest = given[-1], arguments.without([a for a in arguments.assignments if a.key in (FRACTION, TOKENS)])
+        return None, []
+    last = given[-1]
     twice = [a.key for a in given if a.source == last.source and a.key != last.key]
     problems = [f"the warmup is given as {key} and as {last.key}: keep one of them {last.where}" for key in twice[:1]]
     problems += [said for a in given if a.key != STEPS and (said := WARMUPS[a.key.partition(".")[2]].problem(a.key, a.value))]
-    named = [find_class("schedule", a.value) for a in arguments.assignments if a.key == "schedule"]
-    lacks = [cls.__name__ for cls in named[-1:] if cls is not None and "warmup_steps" not in all_arguments(cls)]
-    problems += [f"{last.key} is given, but {name} has no warmup {last.where}" for name in lacks]
+    schedule = find_class("schedule", tree.class_name("schedule"))
+    if schedule is not None and "warmup_steps" not in all_arguments(schedule):
+        problems.append(f"{last.key} is given, but {schedule.__name__} has no warmup {last.where}")
     if problems or last.key == STEPS:
-        return rest, None, problems
-    return replace(rest, items=[*rest.items, Flag(STEPS, "0")]), last, []
+        return None, problems
+    tree.set(Assignment(STEPS, 0, COMMAND_LINE))
+    return last, []
 
 
 def _as_number(warmup: Assignment) -> Assignment:

@@ -245,9 +245,7 @@ MISTAKES = {
         ["optimizer.foreach is true", "0.999 is 1 in bf16 (--optimizer.foreach false)"],
     ),
     "a strategy that is none": (["--trainer.strategy", "fspd"], "", ["trainer.strategy is 'fspd'", "did you mean fsdp?"]),
-    "a strategy's class as text": (
-        ["--trainer.strategy", "lit_llm.distributed.mesh_strategy.MeshStrategy"], "", ["written as a dict"]
-    ),
+    "a strategy's class that is none": (["--trainer.strategy", "lightning.Nope"], "", ["trainer.strategy is 'lightning.Nope'"]),
     "an accelerator that is none": (["--trainer.accelerator", "cpuu"], "", ["'cpuu'", "did you mean cpu?"]),
     "a profiler that is none": (["--trainer.profiler", "x"], "", ["trainer.profiler is 'x'", "simple, advanced"]),
     "a class without what it needs": (["--samples", "TextSamples"], "", ["samples is TextSamples, which needs prompts"]),
