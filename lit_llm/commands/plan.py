@@ -106,12 +106,8 @@ def main(words: list[str]) -> int:
     source = _source(own)
     if own.from_run is not None and source is not None:
         # the words that name the run's recipe, without its folder: nothing is resumed
-        recipe = [
-            "--config",
-            str(source.run / CONFIG),
-            *(f"--{flag.key}={flag.value}" for flag in own_tokenizer(source.run)),
-            *recipe,
-        ]
+        tokenizer = [f"--{flag.key}={flag.value}" for flag in own_tokenizer(source.run)]
+        recipe = ["--config", str(source.run / CONFIG), *tokenizer, *recipe]
     if not recipe and (own.flops is not None or own.days is not None):
         refuse(flags.problems)
         return _without_recipe(own, flags)
