@@ -83,6 +83,13 @@ def test_a_run_whose_process_was_killed_says_so(trained, capsys):
     assert code == 0 and re.fullmatch(rf"note: {re.escape(killed)} continues\. The newest row is \d+ s old\.", said)
 
 
+def test_a_run_that_ended_with_an_error_says_so(trained, capsys):
+    plan = json.loads((trained[0] / "plan.json").read_text())
+    plan["launches"][-1]["ended"] = None
+    (trained[0] / "plan.json").write_text(json.dumps(plan))
+    assert any("recorded no end: an error" in line for line in doctor(capsys, trained[0])[1])
+
+
 def test_a_run_without_a_row_says_so(trained, capsys):
     for file in [trained[0] / METRICS, *trained[0].glob("*tfevents*")]:
         file.unlink()

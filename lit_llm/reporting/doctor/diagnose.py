@@ -88,6 +88,8 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
         last = max((series.times[-1] for series in loaded.scalars.values()), default=None)
         row = "" if last is None else f" The newest row is {max(0.0, time.time() - last):,.0f} s old."
         notes.append(f"{said}.{row}")
+    elif (launches := recorded_launches(folder)) and launches[-1].get("ended", "") is None:
+        notes.append("The last start of `fit` recorded no end: an error or a second Ctrl-C ended it (its output says why).")
     if not config:
         notes.append(f"There is no {CONFIG}: rules about settings are left out.")
     if not run.scalars:
