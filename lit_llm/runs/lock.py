@@ -183,7 +183,7 @@ class RunLock:
 
 
 def sign_of_life(run_dir: Path) -> str:
-    """What a clause says of the lock's owner: it runs, was killed, or, on another machine, its last heartbeat. "": no lock."""
+    """A clause about the lock's owner: it runs, was killed or, on another machine, when it last beat. "": there is no lock."""
     owner = _read(run_dir / LOCK)
     if owner is None:
         return ""
