@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_llm.core.number_text import count, duration, size
 from lit_llm.reporting.charts import number
-from lit_llm.reporting.run_curves import TOKENS, RunCurves
+from lit_llm.reporting.run_curves import TOKENS, Launch, RunCurves
 from lit_llm.reporting.setting_texts import ABSENT, exact, settings_of, varying_settings
 from lit_llm.reporting.summary import short_cost
+from lit_llm.runs.lock import sign_of_life
 
 SEEDS = ("seed_everything", "data.seed")
 """Settings of seeds, whose size means nothing."""
@@ -103,7 +104,7 @@ def stopped(run: RunCurves) -> str:
     ended, steps = run.end, last_step(run)
     if (ended is not None and ended["complete"]) or (steps is not None and run.step >= steps):
         return ""
-    why = "it runs, was stopped, or died" if ended is None else ended["ended"]
+    why = ended["ended"] if ended else sign_of_life(run.run.path) or "it runs, was stopped, or died"
     if steps is not None:
         return f"has {run.step:,} of {steps:,} steps: {why}"
     if ended is not None:
@@ -121,6 +122,20 @@ def last_step(run: RunCurves) -> int | None:
     """The step after which the run's settings end it; None if they set no number of steps."""
     steps = run.run.setting("trainer.max_steps")
     return steps if isinstance(steps, int) and steps > 0 else None
+
+
+def csv_rows(runs: Sequence[RunCurves]) -> list[list[Any]]:
+    """A head, then a row for each run: size, training FLOPs, last losses, settings that differ. None: not recorded."""
+    settings, losses = [settings_of(run) for run in runs], (TRAINING, VALIDATION, BITS)
+    varying = varying_settings(settings)
+    rows: list[list[Any]] = [["run", "parameters", "tokens", "flops", "steps", "complete", *losses, *varying]]
+    for run, own in zip(runs, settings, strict=True):
+        last: Launch = run.launches[-1] if run.launches else {}
+        tokens, each = run.last(TOKENS), last.get("flops_per_token")
+        flops = None if tokens is None or each is None else tokens * each
+        row = [run.name, last.get("parameters"), tokens, flops, run.step, not stopped(run), *map(run.last, losses)]
+        rows.append(row + [own.get(key) for key in varying])
+    return rows
 
 
 def figures(run: RunCurves) -> dict[str, str]:

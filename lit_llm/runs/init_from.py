@@ -22,7 +22,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.runs.run_folder import run_of
+from lit_llm.runs.run_folder import refuse_hugging_face, run_of
 from lit_llm.runs.saved_run import SavedRun, find_checkpoint
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
@@ -61,10 +61,10 @@ class InitialWeights:
         Raises:
             UserError: `path` is neither, or its checkpoint is not one of lit_llm.
         """
-        kind = "Hugging Face folder" if (path / "config.json").is_file() else "folder of torch.distributed.checkpoint"
-        if kind.startswith("Hugging") or is_dcp_folder(path):
+        refuse_hugging_face(path, "--init_from")
+        if is_dcp_folder(path):
             raise UserError(
-                f"{path} is a {kind}; make a run folder of it first: "
+                f"{path} is a folder of torch.distributed.checkpoint; make a run folder of it first: "
                 f"python -m lit_llm import --from {path} --out RUN (--init_from)"
             )
         if not path.exists():

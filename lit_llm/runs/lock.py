@@ -182,6 +182,18 @@ class RunLock:
         return False
 
 
+def sign_of_life(run_dir: Path) -> str:
+    """A clause about the lock's owner: it runs, was killed or, on another machine, when it last beat. "": there is no lock."""
+    owner = _read(run_dir / LOCK)
+    if owner is None:
+        return ""
+    running = _is_running(owner)
+    if running is None:  # only the machines' clocks can be compared
+        ago = max(0.0, time.time() - owner.modified / 1e9)
+        return f"{owner} updated {LOCK} {ago:,.0f} s ago; while it runs, it does so every {HEARTBEAT:.0f} s"
+    return f"{owner} runs" if running else f"{owner} was killed: python -m lit_llm fit --run {run_dir} --resume auto continues"
+
+
 def _read(path: Path) -> _Owner | None:
     """The owner in a lock file; None if there is no file, or if its owner was killed while writing it."""
     try:

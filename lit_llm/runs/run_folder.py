@@ -83,12 +83,20 @@ def run_of(checkpoint: Path) -> Path:
     return folder.parent if folder.name == CHECKPOINTS else folder
 
 
+def refuse_hugging_face(folder: Path, flag: str = "--run") -> None:
+    """Raise a UserError that names the command that imports the folder, if it holds a model of transformers."""
+    if (folder / "config.json").is_file():
+        make = f"make a run folder of it first: python -m lit_llm import --from {folder} --out RUN"
+        raise UserError(f"{folder} is a Hugging Face folder; {make} ({flag})")
+
+
 def config_of(run: Path) -> Path:
     """The config.yaml of the run folder given by `--run`.
 
     Raises:
         UserError: There is no config.yaml.
     """
+    refuse_hugging_face(run)
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not a run folder: it has no {CONFIG} (--run)")
     return run / CONFIG

@@ -12,7 +12,7 @@ from lit_llm.checkpoint.disk_format import checkpoints_in, read_values
 from lit_llm.checkpoint.manifest import intact_manifest
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
-from lit_llm.runs.run_folder import CHECKPOINTS, run_of
+from lit_llm.runs.run_folder import CHECKPOINTS, refuse_hugging_face, run_of
 from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, Tokenizer, load_tokenizer
 
@@ -126,6 +126,7 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
         return path
     if not run_dir.is_dir():
         raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")
+    refuse_hugging_face(run_dir)
     names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
     hint = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
     raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {hint} (--ckpt_path)")

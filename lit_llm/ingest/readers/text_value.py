@@ -95,4 +95,6 @@ def missing_key(
     shown = ", ".join(names[:_MOST_KEYS]) + (f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else "")
     has = f"it has {shown}" if names else "it has none"
     mend = mend or f"name the {kind} that holds the {what} (--data.{what}_key)"
+    if what == "text" and {"messages", "conversations"} & set(names):
+        mend += ", or prepare conversations with --chat_template auto (docs/chat.md)"
     return UserError(f"{where} has no {kind} {key!r}, {has}: {mend}{hint}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from lit_llm.reporting.doctor.case_file import read_case
 from lit_llm.reporting.doctor.finding import SURE, Finding, Rule
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 from lit_llm.runs.loaded_run import LoadedRun
+from lit_llm.runs.lock import sign_of_life
 from lit_llm.runs.plan_record import recorded_launches
 from lit_llm.runs.run_folder import CONFIG
 
@@ -82,6 +84,12 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
     if not config and not run.scalars:
         raise UserError(f"{folder} is not a run folder: it has neither {CONFIG} nor logged rows (--run)")
     notes = [f"{said}." for said in loaded.unread]
+    if said := sign_of_life(folder):
+        last = max((series.times[-1] for series in loaded.scalars.values()), default=None)
+        row = "" if last is None else f" The newest row is {max(0.0, time.time() - last):,.0f} s old."
+        notes.append(f"{said}.{row}")
+    elif (launches := recorded_launches(folder)) and launches[-1].get("ended", "") is None:
+        notes.append("The last start of `fit` recorded no end: an error or a second Ctrl-C ended it (its output says why).")
     if not config:
         notes.append(f"There is no {CONFIG}: rules about settings are left out.")
     if not run.scalars:
