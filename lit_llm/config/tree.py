@@ -188,7 +188,9 @@ class Tree:
         name = before.get("class_path") if isinstance(before, dict) else before
         arguments = (before.get("init_args") or {}) if isinstance(before, dict) else {}
         old, new = find_class(key, name or default_class(key)), find_class(key, value)
-        gone = [each for each in arguments if value in _NULL or not _keeps(key, old, new, each)]
+        weights = {each for each in arguments if (a := self.given.get(f"{key}.{each}")) and a.source == _WEIGHTS}
+        weights &= all_arguments(new).keys() if new is not None else set()  # a tokenizer, whatever data it is for
+        gone = [each for each in arguments if value in _NULL or not (each in weights or _keeps(key, old, new, each))]
         if isinstance(before, dict) and "class_path" not in before and key not in (*CLASSES, ARCHITECTURE):
             gone = list(before)  # a dict of settings, which a value replaces
         removed = self.remove(f"{key}.{each}" for each in gone)
