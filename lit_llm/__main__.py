@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from lit_llm.callbacks.errors import flags
 from lit_llm.config.arguments import refuse_other_encodings, underscored
 from lit_llm.config.groups import flag_of
+from lit_llm.core import errors
 from lit_llm.core.disk import is_disk_error
-from lit_llm.core.errors import UserError, failed_outside, refuse, report
+from lit_llm.core.errors import UserError, failed_outside, refuse, report, show_traceback
 from lit_llm.core.ranks import wrong_numbers
 from lit_llm.training.bounded_exit import run_and_end
 
@@ -45,7 +46,8 @@ def usage() -> str:
     """The list of commands."""
     lines = ["usage: python -m lit_llm COMMAND [options]", ""]
     lines += [f"  {name:14s} {what:26s} {example}" for name, (_, what, example) in COMMANDS.items()]
-    return "\n".join([*lines, "", "python -m lit_llm COMMAND --help lists a command's options."])
+    more = ["python -m lit_llm COMMAND --help lists a command's options.", "--debug prints the traceback of a mistake, too."]
+    return "\n".join([*lines, "", *more])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     with everything saved: run again to continue, 130 interrupted at once (Ctrl-C twice, or before training began).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    errors.debug = "--debug" in arguments
+    arguments = [word for word in arguments if word != "--debug"]
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("--help", "-h", "help"):
         print(usage())
@@ -76,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except UserError as error:
+        show_traceback(error)
         report(str(error))
         return 2
     except BaseException as error:

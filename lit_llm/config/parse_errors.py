@@ -71,7 +71,7 @@ class Mistakes:
         if not wrong:
             raise UserError(reason(message))
         self._messages |= wrong
-        return parser.parse_object(default) if config is None else config
+        return parser.parse_object(copy.deepcopy(default)) if config is None else config
 
     def sentences(self, config: Namespace, unknown: Iterable[str]) -> list[str]:
         """One sentence for each mistake.

@@ -15,7 +15,7 @@ from lit_llm.config.groups import ARCHITECTURE, GROUPS, OF_ARCHITECTURES, Comman
 from lit_llm.config.parse_errors import is_mistake, reason
 from lit_llm.config.parser import parser_of, parser_of_options
 from lit_llm.config.tree import Tree
-from lit_llm.core.errors import UserError, report
+from lit_llm.core.errors import UserError, report, with_flag
 from lit_llm.core.yaml_reading import read_yaml
 from lit_llm.distributed.compute_config import ComputeConfig
 from lit_llm.models.gpt import GPTConfig
@@ -127,7 +127,8 @@ class RunSpec:
         except Exception as error:  # constructors of torch, Lightning and users raise many types
             if not is_mistake(error):
                 raise
-            raise UserError(reason(str(error))) from error
+            why = reason(str(error))
+            raise UserError(why if "--" in why else with_flag(why, f"--{group}").rstrip(".")) from error
 
     def as_yaml(self, *, without: Collection[str] = ()) -> str:
         """Every setting, as YAML that runs as it is.

@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
@@ -23,6 +24,16 @@ def not_utf8(text: str) -> str | None:
         shown = os.fsencode(text).decode("utf-8", "backslashreplace")
         return f"'{shown}' is not UTF-8 text: write it in UTF-8, and rename a file or folder of that name"
     return None
+
+
+debug = False
+"""Whether the traceback of each mistake is printed, too (`--debug`)."""
+
+
+def show_traceback(error: UserError) -> None:
+    """Print the traceback of a mistake, with the exceptions that led to it, if `debug` is set."""
+    if debug:
+        traceback.print_exception(error)
 
 
 unsaid: list[str] = []
@@ -54,6 +65,7 @@ def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        show_traceback(error)
         lines = str(error).splitlines() or [""]  # without a text, its mistakes are reported already
         problems += [line if flag is None else with_flag(line, flag) for line in lines]
 

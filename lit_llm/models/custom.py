@@ -99,8 +99,11 @@ class Architecture:
             raise UserError(
                 f"architecture {self.class_path} does not accept its init_args: {error} (--architecture)."
             ) from None
-        with torch.device(device):
-            module = cls(vocab_size=vocab_size, **self.init_args)
+        try:
+            with torch.device(device):
+                module = cls(vocab_size=vocab_size, **self.init_args)
+        except ValueError as error:  # the class refuses a value. Other errors are bugs, and keep their traceback.
+            raise UserError(f"architecture {self.class_path} cannot be built: {error} (--architecture)") from error
         if getattr(module.forward, "__func__", None) is nn.Module.forward and cls.__call__ is nn.Module.__call__:
             raise UserError(
                 f"architecture {self.class_path} has no forward, which must map input_ids (B, T) to logits (B, T, vocab_size) "
