@@ -220,7 +220,7 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
 
 
 def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield for each pool: starts (n,) and lengths (n,) of documents, and how many preference pairs are too long for a block."""
+    """Yield for each pool: starts (n,) and lengths (n,) of documents, and how many preference pairs exceed a block."""
     for starts, lengths in documents.pools(POOL):
         fits = lengths <= size if documents.stream.pairs else np.ones(len(lengths), dtype=bool)
         yield starts[fits], lengths[fits], int(np.sum(~fits))

@@ -33,7 +33,7 @@ class StepSamples:
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 
     def of_rank(self, step: int, rank: int) -> list[range]:
-        """The sample numbers of each micro-batch of a rank in a step. Each rank has an equal, contiguous share of the samples."""
+        """The sample numbers of each micro-batch of a rank in a step. Each rank has an equal, contiguous share."""
         size = self.size(step)
         share, micro = size // self.ranks, micro_batch(size, self.most, self.ranks, self.pipeline)
         assert size == share * self.ranks and share % micro == 0

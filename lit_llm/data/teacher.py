@@ -127,7 +127,7 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes a teacher's predictions to temporary files, which `finish` renames. Leaving the context deletes temporary files."""
+    """Writes a teacher's predictions to temporary files, which `finish` renames. Leaving the context deletes partial files."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
