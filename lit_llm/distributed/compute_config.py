@@ -12,7 +12,7 @@ from lit_llm.models.attention_kernel_choice import AttentionKernel
 
 @dataclass
 class ComputeConfig:
-    """Compute settings. They change results only by rounding."""
+    """The settings of how blocks compute. These settings change results only by rounding."""
 
     activation_checkpointing: Annotated[Literal["none", "full", "attention", "cheap"] | int, whole(1, 10_000)] = "none"
     """The activations that the backward pass recomputes. full: every block from its input. A number k: whole blocks, but only
@@ -22,7 +22,7 @@ class ComputeConfig:
     """torch.compile each block. Turned off with a warning if no compiler is found."""
     attention: AttentionKernel = "auto"
     """Kernel of attention. auto: the fastest known for the device. sdpa: torch's own kernel; flash3, flash4: FlashAttention,
-    for layers with plain causal attention. flex: FlexAttention (CUDA). blocks: block by block, in plain torch but on CPUs."""
+    for layers with plain causal attention. flex: FlexAttention (CUDA). blocks: in blocks, by torch's flash kernel on CPUs."""
     float8: bool = False
     """Whether the blocks' linear layers compute in float8 (torchao), on GPUs with float8: NVIDIA Ada, Hopper and later."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
