@@ -42,7 +42,7 @@ class _Lines(ExitStack):
 
 
 def clean(inputs: Sequence[Input], settings: CleanSettings, out: Path, *, progress: ProgressLog | None = None) -> Tally:
-    """Write ``part-00000.jsonl``, …, ``report.json`` and ``removed.jsonl`` into ``out``, and return the counts.
+    """Clean documents: write ``part-00000.jsonl``, …, ``report.json`` and ``removed.jsonl`` into ``out``, and return counts.
 
     Args:
         inputs: the inputs, in the order in which their documents are written.

@@ -1,4 +1,4 @@
-"""The length of a run: set it on the Trainer, from data modules that count in sequences, and describe it in words."""
+"""The length of a run: set the Trainer's limits, from a data module that counts sequences, and describe the length in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_llm.data.batches import ENDLESS
 
 
 def set_accumulation(trainer: Trainer, data: Any) -> None:
-    """Set the Trainer's ``accumulate_grad_batches``: a step's micro-batches. With a `BatchRamp`, the callback sets it instead.
+    """Set the Trainer's ``accumulate_grad_batches`` to the micro-batches of a step. If there is a `BatchRamp`, it does this.
 
     Raises:
         UserError: the user gave the Trainer another number.
@@ -34,10 +34,10 @@ def set_end(trainer: Trainer, data: Any) -> None:
     """Set the end of training: after `max_steps` optimizer steps, or earlier, after `max_epochs` passes over the data.
 
     `limit_train_batches` and `val_check_interval` are rounded up to whole optimizer steps. If `limit_train_batches` shortens
-    Lightning's epochs, the run also ends after `max_epochs` of these.
+    Lightning's epochs, the run also ends after `max_epochs` shortened epochs.
 
     Raises:
-        UserError: the user gave the Trainer `overfit_batches`, or one of the two limits together with a batch ramp.
+        UserError: the user set `overfit_batches`; or `limit_train_batches` or `val_check_interval` together with a batch ramp.
     """
     if trainer.overfit_batches:  # type: ignore[attr-defined]  # set in Trainer.__init__ through a connector
         raise UserError(
@@ -59,11 +59,11 @@ def set_end(trainer: Trainer, data: Any) -> None:
 
 
 def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
-    """A limit of the Trainer in micro-batches, rounded up to optimizer steps. A note reports rounding.
+    """The value of one of the Trainer's limits in micro-batches, rounded up to whole optimizer steps. A note reports rounding.
 
     Args:
         key: the name of the limit, such as "limit_train_batches". Its value is a number of micro-batches or a share of `epoch`.
-        epoch: micro-batches of an epoch: the result if the Trainer has no limit.
+        epoch: the number of micro-batches in an epoch, which is the result if the Trainer has no limit.
 
     Raises:
         UserError: there is a limit, but a batch ramp changes the micro-batches of a step.
@@ -82,7 +82,7 @@ def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
 
 
 def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataLoader:
-    """Return ``loader``. If the Trainer's limit ``key`` is less than one batch of it, set 1 batch: Lightning would raise."""
+    """Return ``loader``. If the Trainer's limit ``key`` is below one batch, set it to 1 batch, as Lightning would raise."""
     limit = 0 if trainer is None else getattr(trainer, key)
     if 0 < limit * len(loader) < 1:
         report(f"trainer.{key} is {limit}, less than one of {len(loader)} batches: one is used (--trainer.{key} 1)", "note")
@@ -91,7 +91,7 @@ def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataL
 
 
 def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
-    """The optimizer steps of a run: `max_steps` (-1: no end), or those of `max_epochs` passes over open data if fewer."""
+    """The optimizer steps of a run: `max_steps` (-1: no end) or, if fewer, the steps of `max_epochs` passes over open data."""
     if max_epochs is None or max_epochs == -1:
         return max_steps
     steps = steps_of_passes(data, max_epochs)
