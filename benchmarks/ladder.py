@@ -337,7 +337,7 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
 
 
 def _pooled_deviation(samples: Sequence[Sequence[float]]) -> float:
-    """Return the pooled standard deviation of samples with different means, without UNSTABLE ones; NaN without samples."""
+    """Return the pooled standard deviation of samples with different means; NaN without samples (see UNSTABLE)."""
     if not samples:
         return math.nan
     typical = statistics.median(statistics.stdev(each) for each in samples)

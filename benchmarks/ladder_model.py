@@ -45,7 +45,7 @@ class Variant:
     shift: bool = False
     """Whether attention and MLP read, by channel, a learned mix of the inputs at a position and at the previous position."""
     convolutions: str = ""
-    """Where a causal depthwise convolution of 4 positions is added: "d" hidden values of the MLP, "e" embedding."""
+    """Places of causal depthwise convolutions of 4 positions: "d" hidden values of the MLP, "e" embedding, "" none."""
     forget_gates: bool = False
     """Whether each head has a forget gate f_t at each position t: the score of query i and key j gets + Σ_{j<t≤i} log f_t."""
     key_offset: bool = False

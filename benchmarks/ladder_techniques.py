@@ -37,7 +37,7 @@ class Technique:
     groups: Callable[[nn.Module, list[dict[str, Any]]], list[dict[str, Any]]] | None = None
     """Function (model, groups of `parameter_groups`) -> changed groups."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `MuonAdamW`."""
+    """{argument of `MuonAdamW`: value}."""
     loss: Callable[..., LossSums] | None = None
     """The loss function of training; None: `cross_entropy`."""
     rate: Callable[[float, int], float] | None = None

@@ -27,8 +27,8 @@ def run_ranks(
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """Run `jobs` in `ranks` new processes. Return ({job: result}, why a process ended by itself or "").
 
-    A result is that of rank 0, or of a rank on which the job failed, with one of the keys `found` (the value that the job
-    returned), `refused` (the text of a UserError) and `failed` (the text of another error). A job without enough time has none.
+    A job's result comes from rank 0, or from a rank on which the job failed. It has the key `found` (value that the job
+    returned), `refused` (text of a UserError) or `failed` (text of another error). A job without enough time has no result.
     """
     from lit_llm.certify.training import write_text  # imports torch and Lightning once, here, instead of in each process
 

@@ -30,7 +30,7 @@ Jobs = dict[str, dict[str, Any]]
 
 
 def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None = None) -> list[Group]:
-    """Return all groups of checks: groups with required checks first, then the others, roughly by their duration.
+    """Return all groups of checks: groups with required checks first, then other groups, roughly by their duration.
 
     Args:
         device: "cpu" or "cuda". Times have a tolerance on "cuda" only, because processes share the cores of a CPU.

@@ -53,7 +53,7 @@ def print_help(command: Command, group: str | None, program: str, own: Flags) ->
     """Print the help of a command, or the full help of one group of settings.
 
     Args:
-        group: a group, a group and one of its classes, like `schedule.WSD`, or a key with keys of its own, like `model.moe`.
+        group: a group, a group and a class, like `schedule.WSD`, or a key that has further keys, like `model.moe`.
             None: the help of the command.
         program: how the command is called, for the usage line.
         own: flags of the command that are no keys of a recipe.

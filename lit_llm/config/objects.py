@@ -1,4 +1,4 @@
-"""Build the objects that a recipe names, except those whose constructor refuses its arguments. No training data are read."""
+"""Build the objects that a recipe names. If a constructor refuses its arguments, the object is left out. No data are read."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def run_callbacks(
 
 
 def _of_launches(spec: RunSpec, kept: list[Callback]) -> Iterator[Callback]:
-    """Yield `kept`, and callbacks that watch for hangs, check monitored metrics, validate at the end and guard the folder."""
+    """Yield the callbacks `kept`, and callbacks that detect hangs, check monitored metrics and guard the run folder."""
     yield ProgressWatch(spec.config.hang_timeout, spec.log_dir or spec.run_dir)
     yield StayEnded(spec.start.end is not None)
     for callback in kept:

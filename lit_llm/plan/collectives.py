@@ -274,7 +274,7 @@ class Exchange(NamedTuple):
         return self.waiting + sum(seconds * times for seconds, times, _ in self.behind)
 
     def exposed(self, micro_batch_seconds: float, least: float, waiting: float) -> float:
-        """Return the exposed seconds of a step: those in which computation waits for communication.
+        """Return the exposed seconds of a step: the seconds in which computation waits for communication.
 
         Args:
             micro_batch_seconds: seconds of computation of a micro-batch.

@@ -83,7 +83,7 @@ class _Norm(Function):
 def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> None:
     """Change a block in place so that its trace saves the tensors that the compiled block saves for the backward pass.
 
-    The rules are those of torch's min-cut partitioner (torch/_functorch/partitioners.py). A matrix product or attention is
+    The rules are from torch's min-cut partitioner (torch/_functorch/partitioners.py). A matrix product or attention is
     never computed twice, so its result is saved if the backward pass needs the result. If `inputs`, the inputs of matrix
     products and attention are saved too, because kernels read them from memory for the gradients of weights. If not `inputs`
     (activation checkpointing cheap), the inputs are recomputed. Elementwise operators, casts and norms are recomputed from the

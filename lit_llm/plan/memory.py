@@ -119,8 +119,8 @@ def fits_host(settings: PlannedRun, hardware: Hardware) -> bool:
 
 
 def peaks_of_ranks(settings: PlannedRun, *, cuda: bool) -> list[Memory]:
-    """Return the peak memory of each pipeline rank (without a pipeline, of one rank). With a batch ramp, the peaks are those in
-    the stage of the ramp that needs most memory."""
+    """Return the peak memory of each pipeline rank (without a pipeline, of one rank). With a batch ramp, the result is for the
+    stage of the ramp that needs most memory."""
     ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
     memories = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
     return max(memories, key=lambda ranks: max(rank.needed for rank in ranks))
@@ -213,8 +213,8 @@ def reserved_bytes(
 
 
 def resolved(settings: PlannedRun, hardware: Hardware) -> PlannedRun:
-    """Return the settings with a decision for each setting in `layout.auto`: whether FSDP2 keeps the weights gathered, and
-    whether it keeps whole gradients, within a step (`layout.kept`). `keep` decides; on a GPU, the fastest choice that fits.
+    """Return the settings with a decision for each setting in `layout.auto`: whether FSDP2 keeps weights gathered, and whether
+    it keeps whole gradients, within a step (`layout.kept`). `keep` decides; on a GPU, the fastest choice that fits is taken.
 
     If no choice fits, FSDP2 reshards the weights and the gradients that are in `layout.auto`.
     """

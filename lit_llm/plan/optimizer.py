@@ -198,7 +198,7 @@ class MuonWork:
         return sharded_dimension((stack[0] // self.expert, *stack[1:]), self.shards // self.expert) > 0
 
     def experts_of_rank(self, stack: tuple[int, ...]) -> int:
-        """Return how many experts of a stack a rank orthogonalises: its own, or every expert of which it has a shard."""
+        """Return how many experts of a stack a rank orthogonalises: the rank's experts, or all experts that are sharded."""
         return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
 
     def flops(self, iterate_bytes: int) -> float:

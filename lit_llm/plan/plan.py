@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that compute a token: all parameters except those of experts that the token does not use."""
+        """Number of parameters that compute a token: all parameters, without the experts that the token does not use."""
         model = self.settings.model
         return self.parameters - (0 if isinstance(model, OwnModel) else model.idle_parameters)
 
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def rates_at(self) -> dict[str, float] | None:
-        """The learning rates of step `Options.at`, by the names of their curves. None: no step is set, or no rate is known."""
+        """{logged curve, such as lr: learning rate at step `Options.at`}. None: no step is set, or no rate is known."""
         at, rates = self.options.at, self.settings.schedule.rates
         return None if at is None or rates is None else rates(at)
 
@@ -179,7 +179,7 @@ class Plan:
 
     @property
     def efficiency(self) -> float | None:
-        """Scaling efficiency: compute time over step time."""
+        """Scaling efficiency: seconds of computation over seconds of a step. None: one of both is unknown."""
         return self.times.compute / self.times.step if self.times.compute and self.times.step else None
 
     @property
@@ -271,7 +271,7 @@ class Plan:
 
     @property
     def best_interval_seconds(self) -> float:
-        """Best seconds between checkpoints: √(2 · `wait_seconds` · MTBF) (Young 1974), at least those of a background save."""
+        """Best seconds between checkpoints: √(2 · wait · MTBF) (Young 1974), at least the seconds of a background save."""
         best = math.sqrt(2 * self.wait_seconds * self.mtbf_seconds)
         return max(best, self.save_seconds) if self.copy_bytes else best
 

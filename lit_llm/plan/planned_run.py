@@ -217,7 +217,7 @@ class PlannedRun:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a sequence."""
+        """Number of tokens of a sequence."""
         return self.block_size or self.model.block_size
 
     @property

@@ -1,8 +1,8 @@
 """Record the bytes that operations allocate and free, on tensors that have sizes and no data.
 
-The device of a `Sized` tensor is the CPU, so that autograd, autocast and the choice of kernels are those of the CPU. Each
-operation runs on the meta device, which computes shapes only. Weak references report when a storage is freed: when neither a
-variable of the program nor autograd refers to it.
+The device of a `Sized` tensor is the CPU, so that autograd, autocast and the choice of kernels work as on a CPU. Each operation
+runs on the meta device, which computes shapes only. Weak references report when a storage is freed: when neither a variable of
+the program nor autograd refers to the storage.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Recorder(DispatchMode):
         operators: names of the operators that have run. Empty if `most` is None.
 
     Args:
-        cuda: whether temporary memory inside of kernels is that of a GPU's kernels.
+        cuda: whether to count the temporary memory inside of a GPU's kernels instead of a CPU's kernels.
         most: number of operations that a user's module may take. None: the code is lit_llm's own, whose sizes never depend on
             values of tensors.
 
@@ -167,7 +167,7 @@ class Recorder(DispatchMode):
         self.segments[-1].append((kind, amount))
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
-        """Record neither the allocation nor the release of these tensors."""
+        """Record neither the allocation nor the release of `tensors`."""
         for tensor in tensors:
             storage = tensor.meta.untyped_storage()  # type: ignore[attr-defined]
             self._watched[id(storage)] = storage

@@ -160,7 +160,7 @@ class Step:
         sequences: number of sequences in the micro-batch.
         micro_batches: number of micro-batches in an optimizer step.
         rank: the rank in the pipeline.
-        cuda: whether the kernels are those of a GPU, not of a CPU.
+        cuda: whether the micro-batch runs on a GPU, not on a CPU.
         gradients_exist: whether gradients of an earlier micro-batch of the same step exist, to which this micro-batch adds.
     """
 

@@ -75,7 +75,7 @@ class Body:
 
     @property
     def passes(self) -> tuple[list[Segment], list[Segment]]:
-        """(segments of the forward pass, segments of the backward pass)."""
+        """`segments` as (lists of events of the forward pass, lists of events of the backward pass)."""
         half = len(self.segments) // 2
         return self.segments[:half], self.segments[half:]
 
@@ -236,7 +236,7 @@ def _accumulated(recorder: Recorder, parameter: Tensor) -> None:
 
 
 def _mark(recorder: Recorder, stream: Tensor) -> None:
-    """Begin a segment in the forward pass now, and one in the backward pass when the gradient of `stream` is computed."""
+    """Begin a segment of the forward pass now, and a segment of the backward pass when the gradient of `stream` is computed."""
     recorder.begin()
     if stream.requires_grad:
         stream.register_hook(lambda gradient: recorder.begin())

@@ -97,7 +97,7 @@ class Weight:
 
     @functools.cached_property
     def total(self) -> int:
-        """Number of elements."""
+        """Number of elements of the parameter."""
         return math.prod(self.shape)
 
     @functools.cached_property

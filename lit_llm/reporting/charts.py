@@ -1,4 +1,4 @@
-"""Line charts for a page, in SVG without scripts."""
+"""Line charts for HTML pages, as SVG without scripts."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Ranking(NamedTuple):
     """Runs whose losses can be compared, in groups that differ by their seeds alone (`ranking.Setting`).
 
     Args:
-        condition: the facts by which the runs differ from those of other rankings (`conditions`); "" if there is one ranking.
+        condition: the facts by which these runs differ from the runs of other rankings; "" if there is one ranking.
         tag: name of the logged curve by whose last value the groups are ordered; None if no run has logged a loss.
         places: the groups of runs, the lowest loss first.
     """

@@ -55,8 +55,8 @@ def points_of(variants: Sequence[Variant]) -> list[Point]:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that fit into memory and are not dominated: no other fitting point is at least as good in time and in
-    cost and better in one of them."""
+    """Return the points that fit into memory, except points for which another fitting point is better in time or cost and not
+    worse in the other."""
     front: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.hours, p.cost)):
         if not front or point.cost < front[-1].cost or (point.hours, point.cost) == front[-1][1:3]:

@@ -26,7 +26,7 @@ from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.run_folder import CONFIG
 
 SAMPLES = 6
-"""Number of steps, the newest ones, whose generated text samples the page shows."""
+"""The page shows the generated text samples of the newest SAMPLES steps that have samples."""
 PLANNED = (
     "Planned → measured, for each launch. – is not known. On a CPU, the measured memory is that of the whole process, with "
     "Python and its libraries."

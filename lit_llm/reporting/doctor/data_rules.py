@@ -8,7 +8,7 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
 _TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validation-targets-unrelated")
-"""Findings that follow from wrong targets."""
+"""Names of findings that follow from wrong targets."""
 
 
 def _are_inputs(run: Observed, tag: str, where: str) -> str | None:

@@ -16,15 +16,15 @@ quartile over the layers.
 
 Healthy fine-tuning had up to 0.05; fine-tuning with thirty times the learning rate had 0.096."""
 ADAPTED_HIGH = 0.12
-"""`TUNED_HIGH` for adapters, whose weights begin small. Healthy runs had up to 0.08."""
+"""`TUNED_HIGH` (limit of update norm / weight norm) for adapters, whose weights begin small. Healthy runs had up to 0.08."""
 GROWTH_HIGH = 0.16
 """Limit for runs from random weights of (update norm / weight norm) times the growth of the weight norm until shortly after
 warmup, both as upper quartiles over the layers. A large step does no harm if the weights do not grow by it.
 
 Healthy runs had up to 0.113; with ten times the learning rate they had at least 0.198 (docs/evidence/doctor.md)."""
 GAIN_HIGH = 0.35
-"""Below this product of weight growth and `setup/initial_gain`, weights are still small, as those of a narrow model, which
-begins far below 1 / √width; then `GROWTH_HIGH` does not apply.
+"""Limit of the product of weight growth and `setup/initial_gain`, below which weights are still small and `GROWTH_HIGH` does
+not apply: the weights of a narrow model begin far below 1 / √width.
 
 At widths 16 and 32, runs with the best learning rate had up to 0.26, runs with ten times this rate at least 0.377."""
 PATH_LOW = 0.5
@@ -39,7 +39,7 @@ ADAPTERS_LOW = 0.25
 """`PATH_LOW` for adapters, half of which begin at zero. Healthy runs had at least 0.70; runs with the rate of full fine-tuning
 had 0.10."""
 PREFERENCES_HIGH = 0.3
-"""Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; with thirty times the rate, 0.57."""
+"""Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; a run with thirty times the rate 0.57."""
 LEARNS = 0.3
 """A run from random weights whose `Observed.behind_pairs` is below LEARNS learns, so that its learning rate is not called too
 low. Runs with ten times the best rate had at least 0.39."""
