@@ -39,7 +39,7 @@ ADAPTERS_LOW = 0.25
 """`PATH_LOW` for adapters, half of which begin at zero. Healthy runs had at least 0.70; runs with the rate of full fine-tuning
 had 0.10."""
 PREFERENCES_HIGH = 0.3
-"""Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; a run with thirty times the rate 0.57."""
+"""Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; with thirty times the rate: 0.57."""
 LEARNS = 0.3
 """A run from random weights whose `Observed.behind_pairs` is below LEARNS learns, so that its learning rate is not called too
 low. Runs with ten times the best rate had at least 0.39."""
