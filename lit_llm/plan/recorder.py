@@ -173,7 +173,7 @@ class Recorder(DispatchMode):
             self._watched[id(storage)] = storage
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, kind: int | None) -> Tensor:
-        """Return a new tensor whose allocation another trace counts. Its release becomes an event of `kind`; None: no event."""
+        """Return a new tensor whose allocation another trace counts. Its release is recorded as `kind`; None: not recorded."""
         before, self._counts = self._counts, False
         tensor: Sized = torch.empty(shape, dtype=dtype, device="cpu")  # type: ignore[assignment]
         self._counts = before

@@ -41,7 +41,7 @@ class Work:
 
     Attributes:
         body, head: FLOPs of matrix products of the blocks and of the head.
-        narrowness, head_narrowness: the means of 1 / width over the elements of the blocks' and of the head's matrices.
+        narrowness, head_narrowness: means of 1 / (shorter side of the matrix) over the elements of blocks' and head's matrices.
         attention: FLOPs of attention that a causal mask does not mask out.
         written: bytes that operations of eager PyTorch write.
         optimizer: bytes of weights, gradients and state that gradient clipping and the update read and write.

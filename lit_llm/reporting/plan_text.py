@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """Return the sections of the text about a plan, or about a compute budget (the dict that `lit_llm.plan.budget` returns)."""
+    """Return the sections of the text about a plan, or about a compute budget (the dict of `plan.budget.budget`)."""
     if isinstance(plan, dict):
         return _budget(plan)
     all_sections = [

@@ -41,8 +41,8 @@ had 0.10."""
 PREFERENCES_HIGH = 0.3
 """Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; with thirty times the rate: 0.57."""
 LEARNS = 0.3
-"""A run from random weights whose `Observed.behind_pairs` is below LEARNS learns, so that its learning rate is not called too
-low. Runs with ten times the best rate had at least 0.39."""
+"""A run from random weights with `Observed.behind_pairs` (0: the loss of counted pairs of tokens, 1: of single tokens) below
+LEARNS learns, so that its learning rate is not called too low. Runs with ten times the best rate had at least 0.39."""
 
 
 def _upper(values: list[float]) -> float:
