@@ -74,7 +74,7 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Model settings, with those in `moe` and `latent` as dotted names, such as moe.top_k. Without experts, moe.experts is None."""
+    """Model settings, those in `moe` and `latent` under dotted names, as moe.top_k. Without experts, moe.experts is None."""
     groups = {"moe": settings.get("moe") or {}, "latent": settings.get("latent") or {}}
     layers = settings.get("layers") or {}
     if not all(isinstance(group, dict) for group in groups.values()):
