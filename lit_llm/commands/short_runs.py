@@ -158,7 +158,7 @@ class ShortRuns:
 
     @contextmanager
     def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[RunObjects]:
-        """Yield the objects of the recipe, built with these rates. Each seed gives other initial weights and another data order.
+        """Yield the objects of the recipe, built with these rates. Each seed gives other initial weights and other data order.
 
         `limits`: arguments of the Trainer that replace the recipe's.
         """
