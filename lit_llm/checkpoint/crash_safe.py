@@ -68,7 +68,7 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """fsync a file, or the entries of a folder: without the fsync of its folder, a power failure can undo a rename.
+    """fsync the file or folder `path`. Unless a file's folder is fsynced, too, a power failure can undo a rename of the file.
 
     Some file systems (FUSE, CIFS) cannot fsync a folder, and answer EINVAL or ENOTSUP. These errors are ignored.
     """

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's weights into a model, on one process or on a mesh of processes, or a whole model from a checkpoint."""
+"""Loads the weights of a checkpoint into a model, on one process or several, or builds the model from a checkpoint."""
 
 from __future__ import annotations
 

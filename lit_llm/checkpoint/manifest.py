@@ -87,7 +87,7 @@ def manifest_in(folder: Path) -> dict[str, Any]:
 
 
 def intact_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest in a checkpoint folder, as a dict without its checksum; None if manifest.json is missing or damaged."""
+    """The manifest in a checkpoint folder, as a dict without the checksum; None if manifest.json is missing or damaged."""
     try:
         raw = (folder / MANIFEST).read_bytes()
         manifest = json.loads(raw)

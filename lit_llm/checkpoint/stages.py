@@ -23,7 +23,7 @@ STAGED = ("state_dict", "optimizer_states", AVERAGE)
 
 @dataclass(frozen=True)
 class Stages:
-    """The ranks of one pipeline, which together hold the whole model."""
+    """One pipeline: its process group, whose ranks hold the stages of one copy of the model, and what its checkpoints need."""
 
     group: dist.ProcessGroup
     leads: bool
