@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def load(run: str | Path) -> LoadedRun:
-    """The curves, texts, settings and checkpoints of a run folder, for notebooks.
+    """Load a run folder, for notebooks: an object with its curves, texts, settings and checkpoints.
 
     Raises:
         UserError: `run` is not a run folder.

@@ -1,4 +1,4 @@
-"""A run folder as data: its settings, curves, texts and checkpoints."""
+"""Reads a run folder: its settings, curves, texts and checkpoints."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class RunLock:
         self._thread: threading.Thread | None = None
 
     def refuse_if_held(self) -> None:
-        """Return if the lock is free or its owner no longer runs.
+        """Return if no process owns the lock, or the process that owns it no longer runs. May wait `PATIENCE` seconds.
 
         Raises:
             UserError: Another process owns the lock.

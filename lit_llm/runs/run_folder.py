@@ -17,9 +17,9 @@ from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
-"""The file that `callbacks.MetricsFile` writes."""
+"""Name of the file of metrics that `callbacks.MetricsFile` writes."""
 CSV_METRICS = "metrics.csv"
-"""The file that Lightning's CSVLogger writes."""
+"""Name of the file of metrics that Lightning's CSVLogger writes."""
 LOGGER_RUNS = "logger_runs.json"
 """JSON file: class of a logger → the id of this run in the logger's service (W&B, MLflow)."""
 LOGGER_RUN_ARGUMENTS = {"WandbLogger": "id", "MLFlowLogger": "run_id"}
@@ -73,7 +73,7 @@ def branch_run_dir(config_files: list[str], checkpoint: Path) -> Path:
 
 
 def holds_run(run_dir: Path) -> bool:
-    """Whether a run has written into this folder."""
+    """Whether the folder has a config.yaml or checkpoints, so that a run has written into it."""
     return (run_dir / CONFIG).exists() or (run_dir / CHECKPOINTS).exists()
 
 

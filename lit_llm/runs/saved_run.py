@@ -41,7 +41,7 @@ class SavedRun:
 
     @property
     def step(self) -> int:
-        """Number of optimizer steps before the checkpoint; 0 if it has no `global_step`."""
+        """Number of optimizer steps before the checkpoint was saved; 0 if the checkpoint has no `global_step`."""
         return int(self.values.get("global_step", 0))
 
     @property

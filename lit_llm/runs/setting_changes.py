@@ -21,7 +21,7 @@ class Change(Enum):
     """The rule of a setting: what happens if its value differs from the value in the checkpoint."""
 
     FREE = "free"
-    """The setting does not affect the numbers, so it may differ."""
+    """The setting does not change losses or weights, so its value may differ."""
     ANNOUNCED = "announced"
     """The new value applies, and a printed line says so: numbers change by rounding, or the length of the run changes."""
     REFUSED = "refused"
