@@ -91,7 +91,7 @@ class Answers(L.LightningModule):
 
     @property
     def holds_all_logits(self) -> bool:
-        """Whether training has the logits of a whole micro-batch in memory. `HealthSignals` reads it."""
+        """Whether training has the logits of a whole micro-batch in memory. The callback `HealthSignals` reads this."""
         return self.loss_config.chunk_size is None
 
     def first_gradient_scale(self) -> Tensor | float:
@@ -125,7 +125,7 @@ class Answers(L.LightningModule):
         return self.config.block_size
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits (B, T, V) of ids (B, T), on every rank. Each sequence is one document, as in an exported model."""
+        """Return logits (B, T, V) of ids (B, T), on every rank. Each sequence is one document, as in an exported model."""
         assert self.model is not None
         documents = {"documents": torch.zeros_like(input_ids)} if self.config.mask_documents else {}
         logits = self.model(input_ids, **documents)

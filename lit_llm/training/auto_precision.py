@@ -16,7 +16,7 @@ _NAMES = {True: "bf16-mixed", False: "32-true"}
 
 
 class Choice(NamedTuple):
-    """A Trainer precision, and why it was chosen."""
+    """A precision for the Trainer, such as bf16-mixed, and why it was chosen, as the end of a sentence."""
 
     precision: str
     why: str

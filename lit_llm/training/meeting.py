@@ -107,7 +107,7 @@ def _open(hosts: bool, timeout: timedelta) -> dist.Store:
 
 
 def _wait_for_readers(store: dist.Store, ranks: int) -> None:
-    """On rank 0, if it hosts the store: wait at most `RELEASE` seconds until the other ranks have read the verdict."""
+    """On rank 0, unless torchrun hosts the store: wait until other ranks have read the verdict, at most `RELEASE` seconds."""
     until = time.monotonic() + RELEASE
     while not has_agent_store() and store.add("read", 0) < ranks - 1 and time.monotonic() < until:
         time.sleep(_INTERVAL)

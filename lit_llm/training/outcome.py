@@ -20,7 +20,7 @@ from lit_llm.data.run_length import steps_of_passes
 
 FAILED = 1
 INTERRUPTED = 75
-"""EX_TEMPFAIL of sysexits.h: a signal stopped training and a checkpoint is saved, so the same command continues."""
+"""Exit code EX_TEMPFAIL of sysexits.h: a signal stopped training, and a checkpoint is saved, so that the run can continue."""
 
 
 def outcome(trainer: Trainer) -> tuple[str, int | None]:

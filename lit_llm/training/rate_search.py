@@ -41,7 +41,7 @@ class Sweep:
 
     @property
     def start(self) -> float:
-        """The rate at which the search starts."""
+        """The rate at which the search starts: `edge` / `BELOW_EDGE`."""
         return self.edge / BELOW_EDGE
 
 

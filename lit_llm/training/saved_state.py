@@ -94,7 +94,7 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any], *, rate
 
 
 _OF_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-"""Names of state tensors with the shape of their parameter, in the optimizers of torch, torchao and lit_llm."""
+"""Names of tensors in the state of a parameter that have the parameter's shape, in optimizers of torch, torchao and lit_llm."""
 
 
 def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
