@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lit_llm.commands.short_runs import ShortRuns
 
 LOW, HIGH = 1e-6, 10.0
-"""The lowest and the highest rate of a sweep. They do not depend on the recipe's rate, which may be wrong."""
+"""The lowest and the highest rate of a sweep. The recipe's own rate, which may be wrong, has no influence."""
 LEAST_PROBE = 50
 """Least number of steps of a short run. A longer run gets short runs of a tenth of its steps."""
 _TAIL = 0.2

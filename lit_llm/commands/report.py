@@ -1,4 +1,4 @@
-"""`python -m lit_llm report`: one HTML file about one run, or several runs compared; the curve of a run as a CSV."""
+"""`python -m lit_llm report`: one HTML page about one run or a comparison of runs; also writes the curve of a run as CSV."""
 
 from __future__ import annotations
 
