@@ -201,7 +201,7 @@ def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
 
 
 def _kind(layer: str) -> str:
-    """The name of a layer within its block: `blocks.3.mlp.up.` → `mlp.up`."""
+    """Our name of a layer without the prefix of the block: `mlp.up` for `blocks.3.mlp.up.`."""
     return layer.removesuffix(".").split(".", 2)[2]
 
 

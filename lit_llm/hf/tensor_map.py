@@ -98,7 +98,7 @@ _NORMS = {
         "post_feedforward_layernorm": "mlp_output_norm",
     },
 }
-"""`norm_position` → {their name of a block's norm: our name}."""
+"""Our setting `norm_position` → {their name of a norm in a block: our name}."""
 _ATTENTION = {"q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("project",)}
 _MLP = {"gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("project",)}
 Names: TypeAlias = Mapping[str, tuple[str, ...]]

@@ -101,7 +101,7 @@ class Family:
 
 
 BIASES: tuple[Literal["qkv", "attention_output", "mlp", "norm"], ...] = ("qkv", "attention_output", "mlp", "norm")
-"""The parts of a block that may have biases of their own."""
+"""The parts of a block whose biases have settings of their own, such as `qkv_bias`."""
 
 
 def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
