@@ -1,4 +1,4 @@
-"""The Python interface: a recipe as model, data and Trainer, its training, and a finished run as a module."""
+"""The Python interface: builds a recipe's model, data and Trainer, trains them, and loads a trained model of a run."""
 
 from __future__ import annotations
 
