@@ -46,7 +46,7 @@ def is_path(resume: str) -> bool:
 
 
 def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> Path:
-    """The path of the run folder: `named` (--run_dir), or else `branch_run_dir` with `--resume PATH`, or else `default_run_dir`.
+    """The path of the run folder: `named` (--run_dir), or else `branch_run_dir` with `--resume PATH`, else `default_run_dir`.
 
     Raises:
         UserError: The path is empty, or has an environment variable that is not set.

@@ -64,7 +64,7 @@ class LanguageModel(Answers):
         init_from: a checkpoint whose weights replace the random initial ones.
         objective: the loss to minimise; None: cross-entropy. Another objective may log other metrics.
         use_ema: load the moving average of the weights (EMA) from `init_from`, and from a checkpoint that is evaluated.
-        lora: settings of adapters, which are trained while the weights of `init_from` are frozen. Checkpoints have no base.
+        lora: settings of adapters, trained while the weights of `init_from` are frozen. Checkpoints have only the adapters.
 
     Raises:
         UserError: if the configuration is invalid; the message lists every reason.
