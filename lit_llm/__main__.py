@@ -43,7 +43,7 @@ TRAINING = ("fit", "validate", "test")
 
 
 def usage() -> str:
-    """The list of commands."""
+    """The help text of lit_llm: one line per command, with its purpose and an example."""
     lines = ["usage: python -m lit_llm COMMAND [options]", ""]
     lines += [f"  {name:14s} {what:26s} {example}" for name, (_, what, example) in COMMANDS.items()]
     more = ["python -m lit_llm COMMAND --help lists a command's options.", "--debug prints the traceback of a mistake, too."]
@@ -51,10 +51,10 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code.
+    """Run the command that the command-line `arguments` name (None: those of this process), and return its exit code.
 
-    0 done, 1 training went wrong, a check failed or no plan meets the limits, 2 a mistake in the input, 75 stopped by a signal
-    with everything saved: run again to continue, 130 interrupted at once (Ctrl-C twice, or before training began).
+    0: done. 1: training went wrong, a check failed or no plan meets the limits. 2: a mistake in the input. 75: a signal stopped
+    training, and a checkpoint is saved: run again to continue. 130: interrupted without saving (Ctrl-C twice, or early).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     errors.debug = "--debug" in arguments
@@ -115,7 +115,7 @@ def console_script() -> NoReturn:
 
 
 def _bound_spinning() -> None:
-    """Let OpenMP's threads sleep after a short wait: a spinning thread may take the processor from the one that it waits for.
+    """Let an idle OpenMP thread sleep soon: a thread that waits in a busy loop may occupy a CPU core that another thread needs.
 
     GNU's OpenMP reads GOMP_SPINCOUNT when torch is imported. Child processes inherit it (docs/evidence/measurements.md).
     """
@@ -124,7 +124,7 @@ def _bound_spinning() -> None:
 
 
 def _plain_warnings() -> None:
-    """Print a warning of lit_llm's own files as one line. Lightning replaces `formatwarning`, but not `showwarning`."""
+    """Print warnings from lit_llm's own files as one line each. This replaces `warnings.showwarning`, which Lightning keeps."""
     others, ours = warnings.showwarning, os.path.join(os.path.dirname(__file__), "")
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:

@@ -36,7 +36,7 @@ def test(words: list[str]) -> int:
 
 
 def _with_own_tokenizer(arguments: Arguments) -> Arguments:
-    """If flags name other text, add flags for the run's tokenizer, because the recipe may only say how to train one."""
+    """If flags name other data for an evaluation, add flags for the run's own tokenizer: the recipe may train a new one."""
     keys = [item.key for item in arguments.items if isinstance(item, Flag)]
     run, other_text = arguments.value_of("run_dir"), any(key.partition(".")[0] == "data" for key in keys)
     if not run or not other_text or any(key.startswith("data.tokenizer") for key in keys):

@@ -1,4 +1,4 @@
-"""`python -m lit_llm report`: one HTML file about one run, or several runs compared; the figures of either as a CSV."""
+"""`python -m lit_llm report`: one HTML page about one run or a comparison of runs; also writes the figures as a CSV."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, and print the ranking of several runs."""
+    """Write the HTML page and the CSV that the flags name, print a ranking of several runs, and return the exit code."""
     flags = OwnFlags("report", alone=True, description=__doc__)
     flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; several are compared")
     flags.add_argument(
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write_curve(name: str, out: Path, notes: list[str], *, replace: bool) -> None:
-    """Write the curve of a run as a CSV. Its head has facts about the run, and `notes` by the user, such as the hardware."""
+    """Write the curve of the run `name` as a CSV to `out`. Its head has facts about it, and the user's `notes`, NAME=TEXT."""
     from lit_llm.checkpoint.disk_format import read_manifest
     from lit_llm.runs.curve import versions_text
     from lit_llm.runs.loaded_run import LoadedRun
@@ -134,9 +134,9 @@ def _compare(own: Namespace) -> Iterator[str]:
 
 
 def _places(ranking: Ranking, *, of_several: bool) -> Iterator[str]:
-    """Yield a line for each setting: its place, its value and the step of the value.
+    """Yield a line of text for each entry of a ranking: its place, its name, its value and the step of the value.
 
-    A single setting has no place. If there are several rankings (`of_several`), its line says why.
+    The only entry of a ranking has no place. If there are several rankings (`of_several`), its line says why.
     """
     why = " (no place: no other run has this task, text and tokenizer)" if of_several else ""
     for i, place in enumerate(ranking.places, 1):

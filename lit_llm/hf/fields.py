@@ -1,4 +1,4 @@
-"""The keys of a parsed config.json. Each key is checked when it is read, and keys that no code read are found."""
+"""Reads keys of a parsed config.json. Each key is checked when it is read, and records show which keys no code has read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from lit_llm.core.number_domain import Domain
 
 LARGEST = 2**28
-"""The largest size that is accepted. No model in use comes near it, and the product of two sizes fits the index of a tensor."""
+"""The largest accepted size. Real models have far smaller sizes, and the product of two sizes fits int64."""
 
 
 _HARMLESS_BY_REASON = {
@@ -35,21 +35,21 @@ _HARMLESS_BY_REASON = {
     """,
 }
 HARMLESS = frozenset(key for keys in _HARMLESS_BY_REASON.values() for key in keys.split())
-"""Keys that do not change what a model of any family computes."""
+"""Keys of config.json that do not change what a model computes, in any family."""
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number, below 1e300: an integer may be too large for a float."""
+    """Whether a JSON value is a number of absolute value below 1e300: a larger integer may be too large for a float."""
     return type(value) in (int, float) and abs(value) < 1e300
 
 
 def is_size(value: Any) -> bool:
-    """Whether a value of JSON is a whole number from 1 to `LARGEST`."""
+    """Whether a JSON value is a whole number from 1 to `LARGEST`."""
     return type(value) is int and 1 <= value <= LARGEST
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value of JSON is null, false or empty. 0 is a number, though it equals false in Python."""
+    """Whether a JSON value is null, false, or an empty text, list or object. 0 is not empty, though 0 == False in Python."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
@@ -60,17 +60,17 @@ def shown(value: Any) -> str:
 
 
 class Fields:
-    """The keys of a config.json, and the problems found in them. If a value is wrong, methods note it and return a default."""
+    """Reads keys of a config.json. If a value is wrong, a method adds a sentence to `problems`, and returns a default."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
         self.read: set[str] = set()
-        """The keys that were read, whether or not they exist."""
+        """The names of all keys that methods were asked for, also of keys that config.json lacks."""
         self._problems: dict[str, None] = {}
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each problem, without repetitions: two parts of a family may read the same key."""
+        """One sentence for each problem, without duplicates, because two parts of a family may read the same key."""
         return list(self._problems)
 
     def refuse(self, problem: str) -> None:
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, one of `known`; `default` if it is missing or null. If that is true, null is wrong."""
+        """The value of an optional key, one of `known`; `default` if it is missing or null. With default True, not null."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(
