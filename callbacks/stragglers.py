@@ -71,7 +71,7 @@ class Stragglers(_PutsBack):
                     self._surround(module)
 
     def _surround(self, module: nn.Module) -> None:
-        """Register hooks around FSDP2's hooks that all-gather the module's parameters (forward, backward), to time the waits."""
+        """Register hooks around FSDP2's hooks that all-gather the module's parameters, to time forward and backward waits."""
         outputs: list[Tensor] = []  # of the forward pass under way
 
         def before_fsdp_hooks_the_output(module: nn.Module, args: Any, output: Any) -> None:
