@@ -12,7 +12,9 @@ GROUPS = ("matrix", "projection", "experts", "embedding", "head", "vector", "ada
 
 
 def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict[str, Any]]:
-    """Sort a model's trainable parameters into optimizer groups by role. Each parameter is in one group; no group is empty.
+    """Sort a model's trainable parameters by role into groups for an optimizer, each with ``name``, ``params`` and options.
+
+    Each parameter is in one group. Empty groups are left out. The groups are:
 
     * ``embedding``: weights of ``nn.Embedding`` modules and of every module called ``head``, tied or not;
     * ``adapter``: ``lora_a`` and ``lora_b``, to which Muon does not apply: LoRA's published rates are AdamW's, and Muon would
@@ -25,9 +27,6 @@ def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict
 
     Args:
         overrides: name of a group → options of this group, e.g. ``embedding={"lr": 3e-4}``.
-
-    Returns:
-        Groups for the optimizer, each with ``name``, ``params`` and options.
 
     Raises:
         UserError: an override names an unknown group.
