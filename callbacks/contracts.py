@@ -40,18 +40,18 @@ def fact_of_data(trainer: Trainer, name: str) -> int | None:
 class SaysStepLoss(Protocol):
     """A module that knows the loss of an optimizer step, for callbacks that use this loss: `SpikeGuard`, `TrainingProgress`.
 
-    That loss differs from the mean of the micro-batches' losses if their numbers of counted targets differ. Both
-    attributes are 0-d tensors, the same on all ranks, and set before callbacks' `on_before_optimizer_step`.
+    The step's loss is not the mean of its micro-batches' losses if micro-batches have different numbers of counted targets.
+    Both attributes are 0-d tensors, the same on all ranks, and set before callbacks' `on_before_optimizer_step`.
     """
 
     step_loss: Tensor
-    """The mean loss over the counted targets of the global batch; NaN if no target counts."""
+    """The mean loss over the counted (not ignored) targets of the global batch; NaN if no target counts."""
     step_count: Tensor
-    """The number of counted targets in the global batch."""
+    """The number of counted (not ignored) targets in the global batch."""
 
 
 class SaysWhetherTargetsCount(Protocol):
-    """A module that says whether micro-batches weigh equally in a step's loss. `HealthSignals` assumes it of any other."""
+    """A module that says whether micro-batches have equal weight in a step's loss. By default, `HealthSignals` assumes so."""
 
     every_target_counts: bool
     """Whether no target is ignored, so that the loss of a step is the mean of its micro-batches' losses."""
@@ -61,24 +61,24 @@ class ScalesFirstGradient(Protocol):
     """A module that weights micro-batches by their numbers of counted targets. For `GradientNoise`."""
 
     def first_gradient_scale(self) -> Tensor | float:
-        """The factor that makes the gradient of a step's first micro-batch that of the mean loss over its counted targets.
+        """The factor that turns the gradient of a step's first micro-batch into the gradient of its mean loss per target.
 
-        Called after that micro-batch. Infinite or NaN if it has no counted target.
+        Called after the backward pass of this micro-batch. Infinite or NaN if it has no counted (not ignored) target.
         """
 
 
 class HoldsAllLogits(Protocol):
-    """A module that says how many logits training holds. Unless it holds all, `HealthSignals` limits those of its probe."""
+    """A module that says whether training holds all logits at once. If not, `HealthSignals` limits the logits of its probe."""
 
     holds_all_logits: bool
     """Whether training has the logits of a whole micro-batch in memory."""
 
 
 class SaysFlops(Protocol):
-    """A module that knows its FLOPs. For any other, `Throughput` assumes six FLOPs per parameter and token."""
+    """A module that knows its FLOPs. Without this attribute, `Throughput` assumes six FLOPs per parameter and token."""
 
     flops_per_token: float
-    """Training FLOPs per token."""
+    """FLOPs of training, forward and backward, per token."""
 
 
 class WritesText(Protocol):
@@ -90,7 +90,7 @@ class WritesText(Protocol):
         """Return the prompt and its continuation, or the continuation alone, without use of the global random generators.
 
         Args:
-            top_k, top_p: as usual in sampling; None: no such limit.
+            top_k, top_p: limits of top-k and nucleus sampling; None: no such limit.
         """
 
 
@@ -99,36 +99,36 @@ class ScoresText(Protocol):
 
     tokenizer: Any
     """Has `encode` and `decode`. May have `bos_id`, `eos_id`, `prefix_token_ids` (begin every text), `stop_ids` (end an answer)
-    and `special_ids` (left out of an answer). If the module also has `exported_tokenizer`, that is used instead."""
+    and `special_ids` (left out of an answer). `TaskScores` uses `exported_tokenizer` instead, if the module has it."""
     context_length: int
     """Largest number of tokens that the model reads at once."""
 
 
 class ContinuesText(Protocol):
-    """A module that can generate text, as those tasks of lm_eval need whose answers are generated."""
+    """A module that can generate text, for the tasks of lm_eval in which the model generates the answers."""
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
-        """Yield at most `max_new_tokens` ids after `ids`: each is the likeliest one after all ids before it."""
+        """Yield at most `max_new_tokens` token ids that continue `ids`: each is the most likely next id (greedy decoding)."""
 
 
 class HasMicroBatches(Protocol):
     """A data module, or else a LightningModule, that knows the size of its micro-batches, as `BatchRamp` needs."""
 
     micro_batch_tokens: int | Callable[[int], int]
-    """Tokens of one micro-batch on one rank, or a function from the number of optimizer steps before it to this number."""
+    """Tokens of one micro-batch on one rank; or a function: number of optimizer steps made → tokens of the next micro-batch."""
 
 
 class CountsExperts(Protocol):
     """A module with L mixtures of E experts, as `ExpertBalance` needs.
 
-    It may also have `router_means`: a dict from the name of a further metric, such as "entropy", to its values (L,).
+    The module may also have `router_means`: a dict from a metric's name, such as "entropy", to the metric's values (L,).
     """
 
     expert_counts: Tensor
-    """(L, E), the same on all ranks: the tokens of the step's global batch that each expert has computed. Known before
-    callbacks' `on_before_optimizer_step`, and unchanged if activations are computed again."""
+    """(L, E), the same on all ranks: the number of tokens of the step's global batch that each expert has computed. Known
+    before callbacks' `on_before_optimizer_step`. Recomputation of activations (checkpointing) is not counted."""
     expert_biases: Sequence[Tensor | None]
-    """One buffer (E,) per layer, which is added to the scores by which experts are chosen; None for a layer of another rank."""
+    """One buffer (E,) per mixture, added to the router's scores when experts are chosen; None for a layer of another rank."""
 
 
 # -- of a data module ---------------------------------------------------------------------------------------------------
@@ -145,11 +145,11 @@ class TellsOfText(Protocol):
     """A data module that knows facts about its text. `HealthSignals` uses each of these attributes if it exists."""
 
     vocab_size: int
-    """Number of ids that can occur. An embedding may be padded, and then has more rows."""
+    """Number of token ids that can occur. A padded embedding has more rows than this."""
     unknown_id: int
-    """The id for characters that the tokenizer does not have, and for nothing else."""
+    """The token id that stands for characters unknown to the tokenizer, and for nothing else."""
     bos_id: int
-    """The id that opens every document."""
+    """The token id at the beginning of every document."""
     train_tokens: int
     """Length of the training text, in tokens."""
 
@@ -163,7 +163,7 @@ class SplitsLayers(Protocol):
     pipeline_mesh: DeviceMesh
     """Mesh of the ranks whose stages together are one model."""
     repeated_parameters: Collection[Tensor]
-    """Those parameters of this rank of which an earlier rank of the pipeline also has a copy."""
+    """The parameters of this rank of which an earlier rank of the pipeline also has a copy, such as tied embeddings."""
 
 
 class ScalesLoss(Protocol):
@@ -174,10 +174,10 @@ class ScalesLoss(Protocol):
 
 
 class SavesInBackground(Protocol):
-    """A CheckpointIO plugin that tells `StepCheckpoint` how a save ended. For any other plugin, the file is examined."""
+    """A CheckpointIO plugin that tells `StepCheckpoint` how a save ended. Otherwise, `StepCheckpoint` examines the file."""
 
     def finished(self, path: Path, *, wait: bool = False) -> bool | None:
-        """Whether the last save to `path` has succeeded. None: it is in progress. With `wait`, first wait for its end."""
+        """Whether the last save to `path` has succeeded. None: the save is in progress. `wait`: first wait for the save."""
 
 
 # -- of another callback ------------------------------------------------------------------------------------------------
@@ -187,14 +187,14 @@ class KnowsNorm(Protocol):
     """A callback that knows the gradient norm (`GradientNorm`), for callbacks that come after it."""
 
     latest_norm: Tensor | None
-    """Gradient norm of the current step before clipping. None: not computed."""
+    """Gradient norm of the current step before clipping, 0-d. None: not computed."""
 
 
 class KnowsSkip(Protocol):
     """A callback that knows whether a step is skipped (`SpikeGuard`), for callbacks that come after it."""
 
     latest_skip: Tensor | None
-    """0-d: 1 if the current step is skipped, 0 if it is made. None: not judged."""
+    """0-d: 1 if the current step is skipped, 0 if the step is made. None: the callback has not judged the step."""
 
 
 class AsksToSave(Protocol):
@@ -208,7 +208,7 @@ class KnowsStableStep(Protocol):
     """A learning-rate schedule that ends with a decay, for `StepCheckpoint`."""
 
     stable_until: int
-    """The last step before the decay, whose checkpoint is kept."""
+    """The last optimizer step before the decay. `StepCheckpoint` never deletes this step's checkpoint."""
 
 
 class KnowsScores(Protocol):
@@ -225,7 +225,7 @@ def is_score(trainer: Trainer, name: str | None) -> bool:
 
 
 class HearsOfInterruption(Protocol):
-    """A callback that must know when `StopOnSignal` interrupts a validation, for which it has begun something."""
+    """A callback that must know when `StopOnSignal` interrupts a validation, for example to undo its `on_validation_start`."""
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called instead of `on_validation_end` if the validation was interrupted."""
@@ -235,7 +235,7 @@ class HearsOfInterruption(Protocol):
 
 
 class MeanOfMicroBatches:
-    """Averages the losses of a step's micro-batches on this rank, as `on_before_backward` gets them."""
+    """Averages the losses of a step's micro-batches on this rank. `add` takes a loss as `on_before_backward` gets it."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -249,9 +249,9 @@ class MeanOfMicroBatches:
         self._sum, self._number = loss if self._sum is None else self._sum + loss, self._number + 1
 
     def take(self, trainer: Trainer) -> Tensor | None:
-        """Return the mean of the losses added since the last call; None if there are none.
+        """Return the mean (0-d) of the losses added since the last call; None if no loss was added.
 
-        The number of losses is counted, because an epoch may end before the step has all its micro-batches.
+        The mean is over the losses added, because an epoch may end before the step has all its micro-batches.
         """
         total, number, self._sum, self._number = self._sum, self._number, None, 0
         return None if total is None else total * max(1.0, trainer.accumulate_grad_batches / number)

@@ -34,7 +34,7 @@ _OUTSIDE = (SAVE, SAMPLES, TASKS, VALIDATION)
 
 
 def count_tokens(batch: Any) -> int:
-    """Tokens in a batch: elements of `batch["input_ids"]`, else of the first integer tensor in it (depth first).
+    """Number of tokens in a batch: elements of `batch["input_ids"]`, or else of the batch's first integer tensor (depth first).
 
     Raises:
         UserError: the batch has no integer tensor.
@@ -168,7 +168,7 @@ class Throughput(_PutsBack):
             torch.cuda.synchronize()
 
     def _peak_memory(self) -> int:
-        """The most bytes that the device has allocated, or on a CPU that this process has had resident."""
+        """Peak memory in bytes: CUDA memory that torch allocated, or without CUDA this process's resident memory."""
         if self._cuda:
             return torch.cuda.max_memory_allocated()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

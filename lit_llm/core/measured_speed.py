@@ -10,7 +10,7 @@ _SIZES = {"cpu": 2048, "cuda": 8192}
 
 
 def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> float:
-    """TFLOP/s of the fastest of five products of square matrices. `precision` is torch's float32_matmul_precision for them."""
+    """TFLOP/s of the fastest of five products of square matrices. `precision`: torch's float32_matmul_precision."""
     import torch
 
     size = _SIZES[device.type]
