@@ -397,7 +397,7 @@ def take_sigterm(trainer: Trainer) -> bool:
 
 
 def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
-    """Remove Lightning's broadcast of a SIGTERM flag before every micro-batch. Returns the function that restores it."""
+    """Remove Lightning's broadcast of a SIGTERM flag before every micro-batch. Returns a function that undoes the removal."""
     return wrap(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda inner: None)
 
 
@@ -414,7 +414,7 @@ _MODULE = {"optimizer_step": "optimizer", "optimizer_zero_grad": "optimizer"}
 
 
 def part_of(action: str) -> str | None:
-    """The part of training time, such as "forward", to which an action of the profiler belongs; None if it belongs to none."""
+    """The part of training time, such as "forward", to which an action of the profiler belongs; None if there is none."""
     if action in _ACTIONS:
         return _ACTIONS[action]
     hook = action.rpartition(".")[2]

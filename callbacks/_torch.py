@@ -103,7 +103,7 @@ def profiler_events(recording: profile) -> Any:
 
 
 def unscales_by_itself(optimizer: Optimizer) -> bool:
-    """Whether the optimizer, as torch's fused ones do, unscales the gradients in its own step under fp16 loss scaling."""
+    """Whether the optimizer unscales gradients in its own step under fp16 loss scaling, as torch's fused optimizers do."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 

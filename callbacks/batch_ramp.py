@@ -40,16 +40,16 @@ def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
 
 
 def _whole(number: float) -> Any:
-    """Convert a whole number that is written as a float, as 1e7, to an int. Return any other number as it is."""
+    """Convert a whole number that is written as a float, as 1e7, to an int. Return any other number unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 class BatchRamp(_PutsBack):
     """Changes the batch size during training by changing the number of accumulated micro-batches.
 
-    The batch size of a step is that of the last pair whose tokens have been consumed when the step begins. It depends only on
-    the step number, so no state is saved: a resumed run has the same batch sizes, on any number of ranks and with any
-    micro-batch size that divides all batch sizes.
+    A step has the batch size of the last pair in `tokens_per_batch` whose tokens have been consumed when the step begins. This
+    size depends only on the step number, so no state is saved: a resumed run has the same batch sizes, on any number of ranks
+    and with any micro-batch size that divides all batch sizes.
 
     The data module, or else the LightningModule, must have `micro_batch_tokens`, the tokens of one micro-batch on one rank
     (`contracts.py`). For an exact resume, the train_dataloader must begin on each rank after the micro-batches of

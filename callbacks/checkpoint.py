@@ -1,4 +1,4 @@
-"""Checkpoints at optimizer steps: the newest few, the best, and permanent ones."""
+"""Saves checkpoints at optimizer steps, and keeps the newest few, the best, and some permanently."""
 
 from __future__ import annotations
 

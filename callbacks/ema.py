@@ -35,8 +35,8 @@ class EMA(_AfterSteps):
     Validation measures the average, unless `validate` is false: in `fit`, and by `trainer.validate` after a `fit`. With
     `ckpt_path`, `trainer.validate` measures the weights of the checkpoint. To exchange weights and average, one parameter at a
     time is copied; the weights of bf16 parameters are all kept in copies until they are exchanged back. Buffers and frozen
-    parameters are those of the model. If a parameter is unfrozen during training, its average begins with its weights after the
-    next step.
+    parameters have no average. If a parameter is unfrozen during training, its average begins with its weights after the next
+    step.
 
     Logs: nothing.
 

@@ -37,7 +37,7 @@ class ExpertBalance(Callback):
     Contract:
         Needs a module with `expert_counts` and `expert_biases` (`contracts.py`).
         on_before_optimizer_step: moves the biases on the device. The host reads values at logged steps only. List this
-            callback after those that decide whether a step is skipped.
+            callback after `GradientNorm` and `SpikeGuard`, which decide whether a step is skipped.
         State: none. The biases are buffers of the module.
     Cost: three small kernels a layer.
 
@@ -86,7 +86,7 @@ class ExpertBalance(Callback):
 
 
 def _skipped(trainer: Trainer) -> Tensor | None:
-    """Whether this step will be skipped, as a 0-d bool tensor, from what other callbacks know. None: no callback knows."""
+    """Whether this step will be skipped, as a 0-d bool tensor, according to other callbacks. None: no callback knows."""
     skips: list[Tensor] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if (guard := offered(callback, KnowsSkip)) is not None and guard.latest_skip is not None:

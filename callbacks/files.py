@@ -110,7 +110,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def set_aside(path: Path) -> Path | None:
     """Rename a file or folder to `<name>.1`, `.2`, …; nothing is deleted. Returns the new path; None if nothing is there.
 
-    A broken link is renamed too, because a new one could not take its place.
+    A broken link is renamed too, because a new file could not take its place.
     """
     if not os.path.lexists(path):
         return None

@@ -25,7 +25,7 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
     """Global L2 norm of gradients, in fp32 (float64 for float64 gradients): a plain 0-d tensor on the first gradient's device.
 
     All shards of a sharded gradient (DTensor) count. Gradients are grouped by mesh and placement first, because norms of
-    differently distributed tensors, or of DTensors and plain ones, cannot be stacked.
+    differently distributed tensors, or of DTensors and plain tensors, cannot be stacked.
     """
     groups: dict[Any, list[Tensor]] = defaultdict(list)
     for grad in grads:

@@ -33,7 +33,7 @@ _KINDS = ("gradient_norm", "weight_norm", "update_norm", "update_ratio", "activa
 OF_LAYERS = tuple(f"health/{kind}" for kind in (*_KINDS, "attention_logit_max", "dead_units"))
 """Groups of metrics with one tag per layer or block, such as `health/update_ratio/blocks.0.mlp`."""
 EARLY = 20
-"""About how many rows come before step `every_n_steps`, so that a run of a few hundred steps can be judged, too."""
+"""About how many rows `HealthSignals` logs before step `every_n_steps`, so that runs of a few hundred steps can be judged."""
 
 
 @cache
@@ -69,7 +69,7 @@ class HealthSignals(Callback):
             Documents in a sequence see each other. In rows 1, 3, 5, … the second pass has other ids from a position on, which
             differs between sequences and rows; in rows 2, 4, 6, … it has other ids up to the last quarter of a sequence. A pass
             has at most 8,192 tokens and, unless the module `holds_all_logits`, 2²³ logits; longer sequences are cut, and also
-            those of a micro-batch of less than 4 N sequences that N ranks share. Absent in a pipeline, and if
+            the sequences of a micro-batch of less than 4 N sequences that N ranks share. Absent in a pipeline, and if
             `forward(input_ids)` fails.
         Backward loss ratio, at steps that log `train/loss`. Absent in a pipeline, and if the module's `every_target_counts` is
             false (`contracts.py`): such a module scales its gradients by the number of targets after the backward pass.

@@ -19,8 +19,8 @@ PRIOR = 4.0
 class CountedText:
     """Losses of a unigram and of a bigram model with the counts of earlier batches of this launch on this rank.
 
-    The unigram model predicts a target by how often it occurred, the bigram model by how often it occurred after this input.
-    A batch is judged before it is counted, so that the losses are not too low, however large the vocabulary is.
+    The unigram model predicts targets from their frequencies, the bigram model from their frequencies after the same input.
+    `judge` a batch before you `add` the batch, so that the losses are not too low, however large the vocabulary is.
 
     Args:
         vocabulary: V, number of ids that inputs and targets can have.

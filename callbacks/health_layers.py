@@ -22,7 +22,7 @@ SAMPLED = 2**14
 def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[list[tuple[str, Tensor]], int]:
     """The (name, parameter) pairs of the trainer's only optimizer, and the number of ranks that hold each parameter or a shard.
 
-    In a pipeline, a rank lists only the parameters of its stage, without those that count on another rank.
+    In a pipeline, a rank lists only the parameters of its stage, without tied copies that count on another rank.
     """
     pipeline = offered(trainer.strategy, SplitsLayers)
     ranks, repeated = (1, ()) if pipeline is None else (pipeline.pipeline_mesh.size(), pipeline.repeated_parameters)

@@ -28,7 +28,7 @@ MOST_TOKENS = 2**13
 MOST_LOGITS = 2**23
 """Largest number of logits in one of the probe's passes (32 MB), unless training holds all logits of a micro-batch at once."""
 DEAD = 1e-6
-"""A hidden unit is dead if it never exceeds this share of its layer's largest value."""
+"""A hidden unit of an MLP is dead if its absolute value never exceeds this share of the largest value of its layer."""
 _ELEMENTS = 2**21  # of temporary tensors: 8 MB
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 

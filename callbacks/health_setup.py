@@ -1,4 +1,4 @@
-"""Facts about a run that do not change: what the optimizer decays and trains, sizes, and initial weights."""
+"""Facts about a run that do not change: which parameters the optimizer decays and trains, sizes, and initial weights."""
 
 from __future__ import annotations
 

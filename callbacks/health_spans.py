@@ -129,7 +129,7 @@ class RepeatedText:
 
 
 class _Seen:
-    """Counts hashes that have occurred before, with a table of 65,536 hashes (0.5 MB): new ones overwrite old ones.
+    """Counts hashes that have occurred before, with a table of 65,536 hashes (0.5 MB): new hashes overwrite old hashes.
 
     Args:
         name: name of the metric, which is the share of hashes that have occurred before.
@@ -144,7 +144,7 @@ class _Seen:
         self._all: Tensor | float = 0.0
 
     def add(self, hashes: Tensor) -> None:
-        """Count (N,) hashes, then remember them. A hash that equals the one before it counts as having occurred."""
+        """Count (N,) hashes, then store them in the table. A hash equal to the hash before it counts as having occurred."""
         if self._table is None:
             self._table = torch.zeros(_SLOTS + 1, dtype=torch.int64, device=hashes.device)
         sampled = (hashes & (self._sampled - 1)) == 0

@@ -115,7 +115,7 @@ class MetricsFile(Logger):
         self._whole, self._row = True, {}
 
     def _set_aside(self) -> None:
-        """Rename the file of an earlier run, with a warning, if it has any content."""
+        """If the file has rows of an earlier run, rename this file, with a warning."""
         if self.path.exists() and self.path.stat().st_size:
             old = set_aside(self.path)
             rank_zero_warn(

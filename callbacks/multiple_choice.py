@@ -71,7 +71,7 @@ def scores(questions: Sequence[Question], log_likelihoods: Sequence[Sequence[flo
     Returns:
         `acc`: share of questions whose most likely choice is right. `acc_norm`: this share with log-likelihoods divided by
         the choice's number of characters, as in lm_eval. `bits_per_byte`: -log2 of the likelihood of all right choices,
-        divided by their bytes; this score falls smoothly even while accuracies are still those of chance.
+        divided by their bytes; this score falls smoothly even while the accuracies are no better than chance.
     """
     right = right_norm = nats = size = 0.0
     for question, values in zip(questions, log_likelihoods, strict=True):

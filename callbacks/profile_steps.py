@@ -24,7 +24,7 @@ class Profile(_AfterSteps):
 
     Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`, for https://ui.perfetto.dev, chrome://tracing or TensorBoard with
     torch-tb-profiler. Steps are labelled `ProfilerStep#<optimizer step>`. `memory_snapshot` also writes
-    `rank0.<first step>.memory.pickle`, for https://docs.pytorch.org/memory_viz. The recorded steps are slower than others.
+    `rank0.<first step>.memory.pickle`, for https://docs.pytorch.org/memory_viz. Recording makes steps slower.
 
     Logs: nothing.
 

@@ -25,7 +25,7 @@ from .errors import UserError, refused
 LARGEST = 10**15
 """Largest absolute value of a number if its `Domain` names no other bound."""
 STEPS = 10**12
-"""Upper bound of numbers of optimizer steps."""
+"""Upper bound for settings that are numbers of optimizer steps."""
 INT64 = 2**63 - 1
 TINY = 2.0**-126
 """The smallest normal number of float32 and bfloat16. Hardware may treat smaller numbers as 0."""

@@ -21,7 +21,7 @@ class StepSeed(Callback):
     generator state is saved, and random numbers drawn in validation or text generation do not change training. The random
     numbers do change with the number of ranks and the micro-batch size.
 
-    Ranks that share a batch, such as tensor-parallel ones, draw the same numbers.
+    Ranks that share a batch, such as tensor-parallel ranks, draw the same numbers.
 
     Not covered: generators in loader workers.
 

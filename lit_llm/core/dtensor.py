@@ -29,7 +29,7 @@ def differentiable_part(tensor: Tensor) -> Tensor:
 
 
 def whole_experts(tensor: DTensor) -> list[Placement]:
-    """Placements of `tensor` (E, …) with whole experts: only dimension 0, the experts, stays sharded, the others replicate."""
+    """Placements of `tensor` (E, …) that keep experts whole: dimension 0 (experts) stays sharded, other dimensions do not."""
     return [Replicate() if isinstance(p, Shard) and p.dim > 0 else p for p in tensor.placements]
 
 

@@ -71,7 +71,7 @@ def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
 
 
 def with_flag(sentence: str, flag: str) -> str:
-    """Return the sentence with a flag at its end."""
+    """Return a sentence with a flag in parentheses at its end: "… is missing (--data.path)."."""
     return f"{sentence.removesuffix('.')} ({flag})."
 
 

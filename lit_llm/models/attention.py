@@ -35,7 +35,7 @@ class Visibility:
     documents: Tensor | None = None
     """(B, S) document numbers, which never decrease along a sequence. None: one document."""
     kernel: AttentionKernel = "auto"
-    """The value of `compute.attention`. `choose` derives from it the kernel that runs."""
+    """The recipe's setting `compute.attention`, from which `choose` derives the kernel that runs."""
     block_mask: BlockMask | None = None
     """`window` and `documents` as FlexAttention's mask, made once a batch. None: FlexAttention does not run."""
     shard: SequenceShard | None = None

@@ -1,6 +1,6 @@
 """FlexAttention (CUDA): a block mask for each batch, and the call of the compiled kernel.
 
-The block mask is computed from the windows and documents of blocks of positions, so no T×T mask exists while it is made.
+The block mask is computed from the windows and documents of blocks of positions, so no T×T mask exists at any time.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _FLASH: dict[AttentionKernel, tuple[str, str, tuple[int, ...]]] = {
     "flash3": ("FA3", "flash_attn_interface", (9,)),
     "flash4": ("FA4", "flash_attn.cute", (9, 10)),
 }
-"""Kernel → torch's name of the implementation, the module that has it, and the major compute capabilities it supports."""
+"""Kernel → (torch's name of the implementation, Python module of the implementation, supported major compute capabilities)."""
 _MEND = "use --compute.attention auto"
 
 

@@ -185,7 +185,7 @@ def _forward(
     """Return the sum of the loss, the sum of the NLL, the NLL of each row (N,), and two gradients of the sum of the loss.
 
     The gradients, of hidden (N, d) in the compute dtype and of weight (V, d) in the sum dtype, are None if not needed. With
-    shards the sums are over the whole vocabulary, and the gradients are those through this rank's columns.
+    shards the sums are over the whole vocabulary, and the gradients are only through this rank's columns of h Wᵀ.
     """
     device = hidden.device
     if torch.is_autocast_enabled(device.type):

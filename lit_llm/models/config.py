@@ -154,8 +154,8 @@ class GPTConfig:
     """Number of further tokens that training predicts at each position: multi-token prediction, with one more block for each
     token (DeepSeek-V3; `loss.ahead_weight`). Validation and generation leave these blocks out. 0: the next token only."""
     mask_documents: bool = False
-    """Whether attention stays within a document, and positions restart in each document. Documents begin where the data says;
-    if it does not say, at each eos_id. In generation, prompt and continuation are one document."""
+    """Whether attention stays within a document, and positions restart in each document. The data says where documents begin;
+    without this information, each eos_id opens a document. In generation, prompt and continuation are one document."""
     eos_id: Annotated[int | None, whole(0, 100_000_000)] = None
     """End-of-document token id. None: the end-of-document id of the data's tokenizer."""
 
@@ -464,7 +464,7 @@ class GPTConfig:
 
     @property
     def idle_parameters(self) -> int:
-        """Number of parameters that a token does not use: the parameters of the experts that routers do not choose for it."""
+        """Number of parameters that a token does not use: the parameters of routed experts that do not compute the token."""
         if self.moe is None:
             return 0
         moe, matrices = self.moe, 3 if self.gated else 2

@@ -76,7 +76,7 @@ class View:
         return self.whole_ids.size(1)
 
     def ahead(self, targets: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return (ids, targets), (B, length) each: for position t, the id is the token at t + k, the target the token at t + k + 1.
+        """Return (ids, targets), (B, length) each, which have at position t the token at t + k and the token at t + k + 1.
 
         The target is -100 if position t + k is beyond the sequence, or in another document than position t.
 

@@ -172,8 +172,8 @@ def layer_name(name: str, layer: Layer) -> str:
 
 
 def target_problems(config: LoRAConfig, model: GPTConfig) -> list[str]:
-    """Return a sentence for each target that the model does not have, and a sentence if adapters of routers or routed experts
-    should have dropout, which they do not support. The model must be valid."""
+    """Return a sentence for each target that the model does not have, and a sentence if `config` has dropout and targets
+    routers or routed experts, whose adapters do not support dropout. The model must be valid."""
     return _target_problems(config, _linear_layers(_on_meta(model)))
 
 

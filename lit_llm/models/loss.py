@@ -99,7 +99,7 @@ class LossSums(NamedTuple):
     """(k, 2): (sum, divisor) of each of k further metrics that are means. With `predict_ahead` k is 1: NLL and number of the
     further targets, whose loss `loss` includes. Otherwise, the objective names the metrics (`Objective.means`)."""
     documents: Tensor | None = None
-    """Only for preferences: (B, D), the log-probability of each of the D documents in a row."""
+    """Only for preference losses: (B, D), the log-probability of each of the D documents in a sequence of the batch."""
 
 
 def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> LossSums:

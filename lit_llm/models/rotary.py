@@ -127,7 +127,7 @@ def scale_frequencies(
         theta: base of the frequencies.
         scaling: `GPTConfig.rope_scaling`.
         positions: longest context of the model.
-        long: use LongRoPE's factors for sequences longer than the original context, not those for shorter sequences.
+        long: use LongRoPE's long_factor, for sequences longer than the original context, instead of short_factor.
     """
     if scaling is None:
         return frequency, 1.0

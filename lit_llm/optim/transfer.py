@@ -25,8 +25,8 @@ RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.026
 
 
 def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
-    """Return the optimizer of a model's parameters. If the model has `size_ratios` (its width and depth divided by those of a
-    base model), `scale_rates` scales the learning rates, weight decays and epsilons of the optimizer's groups.
+    """Return the optimizer of a model's parameters. If the model has `size_ratios` (its width and depth divided by a base
+    model's), `scale_rates` scales the learning rates, weight decays and epsilons of the optimizer's groups.
 
     Args:
         make: parameter groups → optimizer.
