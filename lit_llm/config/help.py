@@ -181,8 +181,8 @@ _WARMUPS = {"fraction": "Instead of steps: a share of the schedule's.", "tokens"
 
 def _keys(group: str, cls: type) -> list[Key]:
     described = _descriptions(cls)
-    modules = [vars(sys.modules[each.__module__]) for each in inspect.getmro(cls)]
-    aliases = [(name, value) for module in modules for name, value in module.items()]
+    modules = [sys.modules.get(each.__module__) for each in inspect.getmro(cls)]  # a user's module may have been unloaded
+    aliases = [(name, value) for module in modules if module is not None for name, value in vars(module).items()]
     named = {name: _type(value) for name, value in aliases if get_origin(value) in (Literal, Annotated)}
     changed = TRAINER if group == "trainer" else {}
     if group in CLASSES and cls is _default_class(group):
