@@ -31,7 +31,7 @@ _LISTED: dict[str, tuple[str, ...]] = {
     "test": ("data", "tasks"),
 }
 """{command: groups of settings that its help lists}."""
-_A_LINE_EACH = ("model", "loss", "compute", "optimizer", "data", "schedule", "checkpoint")
+_A_LINE_EACH = ("model", "loss", "compute", "optimizer", "data", "schedule")
 """Groups with a line for each key in a command's help. Of other groups, the help lists only keys and defaults, in one text."""
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
 

@@ -268,7 +268,7 @@ MISTAKES = {
     "init_args as a list": ([], "schedule: {class_path: WSD, init_args: [1]}", ["schedule.init_args is [1], but must"]),
     "a class as a number": ([], "schedule: {class_path: 3}", ["schedule is 3, which is not a class", "known: Constant"]),
     "an argument beside and in init_args": (
-        [], "schedule: {class_path: WSD, shape: linear, init_args: {shape: linear}}", ["beside class_path and in init_args"]
+        [], "schedule: {class_path: WSD, shape: linear, init_args: {shape: linear}}", ["sets schedule.shape twice"]
     ),
     "an empty list of callbacks' class": (["--trainer.callbacks", "abc"], "", ["there is no callback abc"]),
     "Lightning's averages": (
