@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class Blocks(Dataset, ABC):
-    """A dataset of blocks of T inputs and T targets. A block's address is its number or, in a mixture, (source, number)."""
+    """Base class of datasets of blocks of T inputs and T targets. A block's address is its number or (source, number)."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Blocks(Dataset, ABC):
 
 
 class StreamBlocks(Blocks):
-    """Blocks of one token stream. A block consists of pieces: runs of consecutive tokens of the stream.
+    """Base class of datasets of the blocks of one token stream. A block consists of pieces: runs of consecutive tokens.
 
     The positions after the last piece of a block are padding, which has no targets and the document number T.
 
@@ -110,7 +110,7 @@ class StreamBlocks(Blocks):
 
     def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
         """The document number of each input of a piece: (n,), or one number for all. ``number``: the piece's number in its row;
-        ``start``: the stream position of its first input; ``targets`` (n,): its targets, some of which a subclass ignores."""
+        ``start``: the stream position of its first input; ``targets`` (n,): its targets; a subclass may set some to -100."""
         return number
 
     def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
@@ -254,9 +254,9 @@ class MixtureBlocks(Blocks):
 
 
 class HeldOutMixtureBlocks(MixtureBlocks):
-    """Held-out blocks of all sources, with a single number as address. For a number after the last block, a block is padding.
+    """Dataset of the held-out blocks of all sources, with numbers as addresses. A number after the last block gives padding.
 
-    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips the others.
+    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips later ones.
     """
 
     def __init__(self, blocks: Mapping[int, Blocks]) -> None:

@@ -28,7 +28,7 @@ class StepSamples:
         return next(size for first, size in reversed(self.stages) if first <= step)
 
     def before(self, step: int) -> int:
-        """Number of samples that the run has read before ``step``: the samples of `base`, and of all steps after `base`."""
+        """Number of samples that the run reads before ``step``: those of the checkpoint, `base`, and of the steps since it."""
         steps, samples = self.base
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 

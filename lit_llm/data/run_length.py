@@ -14,7 +14,7 @@ from lit_llm.data.batches import ENDLESS
 
 
 def set_accumulation(trainer: Trainer, data: Any) -> None:
-    """Set the Trainer's ``accumulate_grad_batches`` to the micro-batches of a step. If there is a `BatchRamp`, it does this.
+    """Set the Trainer's ``accumulate_grad_batches`` to the micro-batches of a step. Does nothing with a `BatchRamp`.
 
     Raises:
         UserError: the user gave the Trainer another number.

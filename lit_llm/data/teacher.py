@@ -50,7 +50,7 @@ class TeacherInfo:
 
     @property
     def name(self) -> str:
-        """The teacher's weights hash, k and temperature as text, which a run stores to notice another teacher on resume."""
+        """The start of the weights hash, k and temperature as text, which a run stores to notice another teacher on resume."""
         return f"{self.weights[:16]}, top {self.top_k} at {self.temperature:g}"
 
     @property
@@ -127,7 +127,7 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes a teacher's predictions to temporary files, which `finish` renames. Leaving the context deletes partial files."""
+    """Context manager that writes a teacher's predictions to temporary files, which `finish` renames, and the exit deletes."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
