@@ -18,7 +18,7 @@ JOB_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Input:
-    """A source (a file or a shard of a dataset), or the bytes [start, stop) of a plain text file."""
+    """Record of an input to tokenise: a source (file, or shard of a dataset), or the bytes [start, stop) of plain text."""
 
     source: Source
     split: str | None

@@ -144,7 +144,7 @@ class Checker:
 
     def contained(self) -> tuple[np.ndarray, np.ndarray]:
         """The numbers (m,) of the held-out documents that have hashes in common with the training document, and for each (m,)
-        the share of its hashes that the training document has."""
+        the share of this held-out document's hashes that the training document has."""
         index = self._index
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *self._hashes]))
         named, counts = index.documents_with(hashes)

@@ -199,7 +199,8 @@ class _RemoteFile(io.RawIOBase):
             self._file.seek(self._position)
 
     def _open_stream(self) -> None:
-        """Request the rest of the file from an HTTP server, as one answer. Not every server can send a part of a file."""
+        """Request the rest of the file from an HTTP server, as one answer. Raises a UserError if the server cannot send
+        the rest alone, or the file has changed."""
         headers = {"Accept-Encoding": "identity"}
         if self._position:
             headers["Range"] = f"bytes={self._position}-"

@@ -41,7 +41,8 @@ def select(
     workers: int,
     progress: ProgressLog,
 ) -> Selection:
-    """The rules that hold out or leave out documents. Of the inputs without a split, at least one document is held out.
+    """Make the rules that hold out or leave out documents, after reading the inputs. If there are inputs without a split, at
+    least one of their documents is held out.
 
     Args:
         folder: where the results of finished jobs are kept for a repeated call.

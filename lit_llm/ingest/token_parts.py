@@ -89,7 +89,7 @@ class Part:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Part | None:
-        """The record of the job ``key``; None if the job is not finished."""
+        """The counts of the job ``key``, read from its file in ``folder``; None if the job is not finished."""
         try:
             part: Part = from_json(cls, read_json(folder / f"{key}.json"))
         except FileNotFoundError:

@@ -33,7 +33,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class MessagesColumn(TextColumn):
-    """Reads the conversations in one column of a Parquet or Arrow file, and the columns ``BESIDE`` the messages."""
+    """Reads the conversations in one column of a Parquet or Arrow file, and the columns named in ``BESIDE``, such as tools."""
 
     what = _KEY
     wanted = "conversations must be lists of messages"
