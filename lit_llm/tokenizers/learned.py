@@ -22,7 +22,7 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Learned(HuggingFaceTokenizer):
-    """A tokenizer whose vocabulary is learned from the training text when the data is prepared.
+    """Base class of tokenizers whose vocabulary is learned from the training text when the data is prepared.
 
     Args:
         vocab_size: number of ids. A short text may give fewer ids.
@@ -53,7 +53,7 @@ class Learned(HuggingFaceTokenizer):
         return self._trained is not None
 
     def train(self, texts: Iterable[str]) -> None:
-        """Learn the vocabulary from ``texts``, which are iterated over once."""
+        """Learn the vocabulary from ``texts``, which are iterated over once. Replaces a vocabulary learned before."""
         backend = self._learn(texts)
         backend.encode_special_tokens = True
         self._trained = backend
