@@ -22,7 +22,7 @@ from lit_llm.ingest.readers import DocumentReader
 
 
 class _Lines(ExitStack):
-    """Writes documents to ``part-00000.jsonl``, …: files of about ``JOB_BYTES``, which workers of `prepare` can share."""
+    """Context manager that writes documents to ``part-00000.jsonl``, …: files of about ``JOB_BYTES``, for `prepare`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
