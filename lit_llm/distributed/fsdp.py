@@ -27,13 +27,13 @@ from lit_llm.models.gpt import GPT
 
 
 def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_mesh: DeviceMesh | None = None) -> None:
-    """Shard a model, or a stage of a pipeline, with FSDP2 over `strategy.shard_mesh`; experts over `expert_mesh` if given.
+    """Shard a model or a pipeline's stage, in place, by FSDP2 over `strategy.shard_mesh`; experts over `expert_mesh` if given.
 
     Blocks and embedding are gathered when needed; other parameters stay gathered during a step. A two-dimensional mesh
     (replicas × shards) gives hybrid sharding (HSDP).
 
-    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and
-    the same results, because autocast rounds these matrices anyway. All other parameters are gathered in their own dtype, in
+    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of fp32's bytes,
+    and the same results, as autocast rounds these matrices anyway. All other parameters are gathered in their own dtype, in
     the same collective. Gradients are summed over micro-batches and reduced in fp32, or in float64 if weights are float64.
     `strategy.kept` says whether weights and gradients stay whole within a step.
     """

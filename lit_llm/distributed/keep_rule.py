@@ -10,7 +10,8 @@ KEPT_WHOLE_SHARE = 1 / 8
 
 
 class KeptWhole(NamedTuple):
-    """Whether ranks keep whole weights, and whole gradients, within an optimizer step: more memory, less communication."""
+    """Whether ranks keep whole weights, and whole gradients, within an optimizer step. Keeping costs memory, and saves
+    communication."""
 
     weights: bool
     """Whether gathered weights stay from their first to their last use in a step: one gather a step, not two a micro-batch."""
@@ -36,7 +37,7 @@ def keep(
     Args:
         weight_bytes: bytes of the rank's whole weights, in the dtypes in which FSDP2 gathers weights.
         gradient_bytes: bytes of the rank's whole gradients, in fp32.
-        memory: bytes of memory of the rank's device; 0 if unknown.
+        memory: bytes of memory of the rank's device. 0: unknown, so that auto keeps neither.
     """
     if pipeline:
         return KeptWhole(weights=reshard_after_forward is not True, gradients=True)

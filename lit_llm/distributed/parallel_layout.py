@@ -117,7 +117,8 @@ class Layout:
         return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
 
     def smaller_meshes(self, devices_per_node: int) -> Iterator[tuple[str, Layout]]:
-        """Yield (its command-line flags, layout) for meshes of the same devices that give a rank less of model or sequence."""
+        """Yield (its command-line flags, layout) for meshes of the same devices with a larger tensor_parallel, pipeline or
+        context dimension, and so fewer shards, than this layout (or, if it is no mesh, than `sharded`)."""
         flag = "--trainer.strategy."
         mesh, words = (self, "") if self.is_mesh else (self.sharded(), f"--config {FSDP2} ")
         dimensions = {"tensor_parallel": mesh.tensor_parallel, "pipeline": mesh.pipeline.ranks, "context": mesh.context}

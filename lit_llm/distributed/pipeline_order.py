@@ -68,7 +68,7 @@ def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> t
 
 
 def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
-    """The number of micro-batches of a step that a plan simulates: enough for the peak memory, as later ones only repeat."""
+    """The number of micro-batches of a step that a plan simulates. More micro-batches would give the same peak of memory."""
     uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
     return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
 

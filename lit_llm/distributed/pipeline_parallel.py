@@ -108,7 +108,7 @@ class Stage(nn.Module):
 
 
 class _WithLoss(Function):
-    """Returns `x` (B, T, d) unchanged; in the backward pass, the scalar `loss` is differentiated too, with gradient 1."""
+    """Autograd function that returns `x` (B, T, d) unchanged. In the backward pass, the scalar `loss` gets the gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class PipelinedGPT(nn.Module):
             self.whole.init_weights()
 
     def reshard(self) -> None:
-        """Free the whole weights that FSDP2 keeps after `forward`, in each stage: stages are not registered as submodules."""
+        """In each stage, free the whole weights that FSDP2 keeps after `forward`, and leave the rank's own shards."""
         for stage in self.stages:
             if isinstance(stage, FSDPModule):
                 stage.reshard()

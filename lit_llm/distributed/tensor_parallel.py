@@ -139,7 +139,7 @@ def _update_of_whole(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops:
 
 
 def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` for a layer that is split by columns or rows."""
+    """`LoRALinear.update` for a split layer: this rank's columns of the update (split by columns), or a partial sum (rows)."""
     # The redistributions do nothing forward. Backward, they sum the gradients of A and B over the ranks; the gradient of x is
     # summed later, once for all layers that share x.
     a, b = (factor.redistribute(placements=factor.placements) for factor in (a, b))
