@@ -309,7 +309,7 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 
 
 def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None, list[str]]:
-    """(newest undamaged checkpoint in a folder, or None; one sentence for each damaged checkpoint that is, or may be, newer).
+    """(newest undamaged checkpoint in a folder, or None; one sentence for each damaged one that is, or may be, newer than it).
 
     `shards`: whether shards are hashed, as for `damage`.
     """
@@ -323,7 +323,8 @@ def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None
 
 
 def _age(path: Path) -> tuple[float, int]:
-    """(number of the save, step) of a checkpoint: the sort key from oldest to newest. A plain Lightning file has number 0."""
+    """(number of the save, step) of a checkpoint: the sort key from oldest to newest. The number is 0 for a Lightning file, and
+    infinite for a folder without an intact manifest."""
     in_name = re.search(r"step[-=](\d+)", path.name)
     step = int(in_name[1]) if in_name else -1
     if path.is_dir():
