@@ -83,7 +83,7 @@ class RunStart:
 
     @property
     def end(self) -> str | None:
-        """Why there is nothing to train: `ended`. None, so that training goes on, if an important setting changed.
+        """Why there is nothing to train: `ended`. None, so that training goes on, also if an important setting has changed.
 
         Important settings decide where a run ends, or make a different run. Changes of data do not count.
         """
@@ -104,7 +104,7 @@ class RunStart:
 
         Args:
             model, architecture, lora, optimizer_class, data: The current settings; None for settings that are invalid already.
-            accepted: Ignore differences that only lead to a different run (`--accept_changes`).
+            accepted: Whether to leave out differences that only make a different run (`--accept_changes`).
         """
         if self.saved is None or not is_rank_zero():
             return []
@@ -151,7 +151,7 @@ class RunStart:
 
         Args:
             vocab_size: the model's setting. None: the data decide it, so their vocabulary is compared with the checkpoint's.
-            accepted: Ignore that the data differ. A vocabulary of another size is always a difference.
+            accepted: Whether to leave out that the data differ. A vocabulary of another size always counts.
         """
         if self.saved is None:
             return []

@@ -29,7 +29,7 @@ ENDED = "ended.json"
 
 
 def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_dir, or --run") -> Path:
-    """The path of a run folder, with `~`, `$NAME` and `${NAME}` in the user's text replaced. `key` and `flag` are for messages.
+    """The path of a run folder, with `~`, `$NAME` and `${NAME}` in the user's text replaced. `key`, `flag`: names for errors.
 
     No other code expands the path, except Lightning's TensorBoardLogger, for its event files.
 

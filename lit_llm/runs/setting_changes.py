@@ -100,13 +100,13 @@ def same_on_all_ranks(settings: Mapping[str, Any]) -> dict[str, str]:
 def setting_changes(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool
 ) -> tuple[list[str], list[str]]:
-    """Compare the settings of a checkpoint with the current ones.
+    """Compare the settings of a checkpoint, `saved`, with those of the run, `now`. Both are by key.
 
-    A setting that only the checkpoint (`saved`) or only the run (`now`) has is not compared.
+    Not compared are settings that only one of them has, the optimizer's class, and arguments of a class that has changed.
 
     Args:
-        accepted: Announce changes under the rule REFUSED (`--accept_changes`, or a branch).
-        compares_data: Ignore changes under the rule DATA: the data module compares them (`TokenDataModule.changes_since`).
+        accepted: Whether changes under the rule REFUSED are announced, not refused (`--accept_changes`, or a branch).
+        compares_data: Whether to leave changes under the rule DATA to the data module (`TokenDataModule.changes_since`).
 
     Returns:
         (sentences about refused changes, with the flags that resolve them; announced changes, as `key before → now`).
