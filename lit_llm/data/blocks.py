@@ -195,7 +195,7 @@ class PackedBlocks(StreamBlocks):
 
 
 class PairBlocks(PackedBlocks):
-    """Blocks of preference data. Each piece of the plan is a preference pair: a chosen document and the rejected one after it.
+    """Dataset of blocks of preference data. Each piece of the plan is a chosen document and the rejected one after it.
 
     In ``documents``, pair i of a row has the numbers 2 i (chosen) and 2 i + 1 (rejected). A batch also has ``pairs`` (B, P):
     for each pair of a row the position of its first input, counted over all streams of the corpus. P is the largest number of
@@ -224,7 +224,7 @@ class PairBlocks(PackedBlocks):
 
 
 class MixtureBlocks(Blocks):
-    """Blocks of several sources, with addresses (source, block). Batches also have ``sources``: (B,) int64, each row's source.
+    """Dataset of the blocks of several sources; addresses: (source, block). Batches also have ``sources``, (B,) int64.
 
     Args:
         blocks: number of a source → the blocks of the source.

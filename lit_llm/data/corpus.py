@@ -39,7 +39,7 @@ _OF_SOURCE = "fingerprint of "
 
 @dataclass(frozen=True)
 class Corpus:
-    """Opened token streams, by the names "train", "val" and optionally "test", and the vocabulary of their tokens.
+    """Record of opened token streams, by the names "train", "val" and optionally "test", and the vocabulary of their tokens.
 
     In a mixture, the name of a stream begins with the name of its source: "web/train".
     """
@@ -138,7 +138,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class OpenedCorpus:
-    """A corpus, the hashes and files found when it was opened, and the packing plans and teachers that were opened later."""
+    """Record of a corpus, the hashes and files found when it was opened, and the packing plans and teachers opened later."""
 
     corpus: Corpus
     hashes: dict[str, str]  # name of a stream → hash of its tokens

@@ -242,7 +242,8 @@ class Mixture(ShardDataModule):
 
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
-    """A sentence if sources with conversations differ in chat template or end-of-turn id: a model can learn only one form."""
+    """A list with a sentence if the chat templates or end-of-turn ids of sources differ, or their files are damaged; else
+    empty. ``trained``: source → its training stream."""
     try:
         forms = chat_forms(trained.values())
     except UserError as error:

@@ -58,7 +58,7 @@ class PhaseDraws:
 
 
 class Phase(NamedTuple):
-    """A part of a mixture's run during which the weights of the sources stay the same."""
+    """Record of a part of a mixture's run during which the weights of the sources stay the same."""
 
     end: int
     """The number of samples that the run has read at the end of the phase. A phase starts at the end of the previous phase."""

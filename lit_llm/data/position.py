@@ -15,7 +15,7 @@ from lit_llm.core.errors import UserError
 
 @dataclass(frozen=True)
 class StepSamples:
-    """The samples of each optimizer step, and how a step's samples are divided over data-parallel ranks and micro-batches."""
+    """Computes the samples of each optimizer step, and divides them over data-parallel ranks and micro-batches."""
 
     stages: Stages  # (first step, samples per step) of each stage of a batch ramp; without a ramp, there is one stage
     most: int | None = None  # the most samples of a micro-batch; None: no limit

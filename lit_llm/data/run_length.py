@@ -82,7 +82,8 @@ def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
 
 
 def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataLoader:
-    """Return ``loader``. If the Trainer's limit ``key`` is below one batch, set it to 1 batch, as Lightning would raise."""
+    """Return ``loader``. If the Trainer's limit ``key`` is below one batch of it, set the limit to 1, with a note: Lightning
+    would raise."""
     limit = 0 if trainer is None else getattr(trainer, key)
     if 0 < limit * len(loader) < 1:
         report(f"trainer.{key} is {limit}, less than one of {len(loader)} batches: one is used (--trainer.{key} 1)", "note")
@@ -91,7 +92,8 @@ def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataL
 
 
 def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
-    """The optimizer steps of a run: `max_steps` (-1: no end) or, if fewer, the steps of `max_epochs` passes over open data."""
+    """Optimizer steps of a run: the smaller of `max_steps` and the steps of `max_epochs` passes over the data, which must be
+    open. -1 in the result and in both arguments: no limit."""
     if max_epochs is None or max_epochs == -1:
         return max_steps
     steps = steps_of_passes(data, max_epochs)

@@ -69,7 +69,7 @@ def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda
 
 
 def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
-    """The BLAKE2b hash (hex) of a file. The file is hashed again if the first hash is wrong, or its descriptor was closed.
+    """The BLAKE2b hash (hex) of a file, from a second attempt if the first hash is wrong or its descriptor was closed.
 
     The reason: when a DataLoader ends, the queues of its workers may close a descriptor number twice. The second time, the
     number may already belong to the file that this thread reads.

@@ -138,7 +138,8 @@ class TeacherWriter:
             os.ftruncate(file, layout.tokens * info.record.itemsize)
 
     def write(self, start: int, ids: np.ndarray, logp: np.ndarray) -> None:
-        """Write `ids` (n, k) and their log-probabilities `logp` (n, k) for n positions of the stream, from `start` on."""
+        """Write `ids` (n, k) and log-probabilities `logp` (n, k), clipped to negative float16 numbers, for n positions of the
+        stream from `start` on."""
         records = np.empty(len(ids), dtype=self._info.record)
         records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
         for shard, first, count in self._stream.places(start, len(ids)):
