@@ -22,7 +22,7 @@ _FORMAT = 4
 
 
 class Found(NamedTuple):
-    """The result of reading the inputs of one job to choose held-out documents."""
+    """Record of the result of reading the inputs of one job to choose held-out documents."""
 
     documents: int
     """Number of documents that are held out because of the hash of their text, from inputs without a split."""

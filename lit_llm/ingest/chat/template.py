@@ -103,7 +103,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 class ChatForm(NamedTuple):
-    """The form in which the conversations of shards are written: the chat template and the end-of-turn id."""
+    """Record of the form in which the conversations of shards are written: the chat template and the end-of-turn id."""
 
     template: str
     """The Jinja source of the chat template."""
