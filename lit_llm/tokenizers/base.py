@@ -25,7 +25,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class DocumentIds(NamedTuple):
-    """The BOS id, which precedes every document, and the EOS id, which follows every document. None: no such id."""
+    """Record of the BOS id, which precedes every document, and the EOS id, which follows every document. None: no such id."""
 
     bos_id: int | None
     eos_id: int | None

@@ -75,7 +75,7 @@ class Learned(HuggingFaceTokenizer):
 
 
 class Characters(Learned):
-    """A tokenizer with one id for each of the most frequent characters of the training text. All others share the id of U+FFFD.
+    """A tokenizer with one id for each of the most frequent characters of the training text. Others share the id of U+FFFD.
 
     Unknown characters are lost: they decode as U+FFFD. Bits per byte use the original number of bytes of unknown characters,
     which is counted when the text is tokenised.
