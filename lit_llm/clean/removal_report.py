@@ -50,7 +50,7 @@ class StepCount:
 
 @dataclass
 class Tally:
-    """The counts of documents, bytes and seconds of one call of `clean`, and samples of removed documents."""
+    """Record of the counts of documents, bytes and seconds of one call of `clean`, and samples of removed documents."""
 
     read: Count = field(default_factory=Count)
     kept: Count = field(default_factory=Count)
