@@ -140,7 +140,7 @@ def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
 
 
 def _is_rounded(owners: list[nn.Module]) -> bool:
-    """Whether autocast rounds the parameter of all `owners` before every use. Not a tied embedding: it is looked up in fp32."""
+    """Whether autocast rounds a parameter before every use. `owners`: the modules that share it. False for a tied embedding."""
     return all(isinstance(owner, _ROUNDED) for owner in owners)
 
 

@@ -353,7 +353,7 @@ class MeshStrategy(ModelParallelStrategy):
         return plain.state_dict() if self._pipelined is None else self._pipelined[1].optimizer_state(plain)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint. A collective: every rank calls this."""
+        """Write a checkpoint: rank 0 whole tensors or, with `sharded_checkpoints`, each rank its part. All ranks call this."""
         path = Path(self.broadcast(str(filepath)))
         if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
             self.checkpoint_io.save_checkpoint(split(checkpoint, self._stages), path, storage_options=self._writers)

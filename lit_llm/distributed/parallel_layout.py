@@ -37,7 +37,7 @@ NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
 
 @dataclass(frozen=True)
 class Layout:
-    """The parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
+    """Record of a run's parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
 
     Attributes:
         strategy: one of `STRATEGIES`, or "mesh" for other sizes of a MeshStrategy; "zero1" and "zero2" for comparisons.

@@ -10,7 +10,7 @@ Schedule = Literal["1f1b", "interleaved1f1b", "zbv", "dualpipev", "gpipe"]
 
 
 class ScheduleKind(NamedTuple):
-    """The properties of one of the pipeline schedules of torch.distributed.pipelining."""
+    """Record of the properties of one of the pipeline schedules of torch.distributed.pipelining."""
 
     torch_name: str
     stages: int | None
@@ -48,7 +48,7 @@ class PipelineLayout(NamedTuple):
         return self.ranks * (self.stages_per_rank or KINDS[self.schedule].stages or 2)
 
     def rank_of(self, stage: int) -> int:
-        """The rank of stage number `stage`. Four stages on two ranks: ranks 0, 1, 0, 1, or 0, 1, 1, 0 if the schedule folds."""
+        """The rank of stage number `stage`. Four stages have ranks 0, 1, 0, 1, or 0, 1, 1, 0 with a V-shaped schedule."""
         turn, place = divmod(stage, self.ranks)
         return self.ranks - 1 - place if KINDS[self.schedule].folds and turn % 2 else place
 
