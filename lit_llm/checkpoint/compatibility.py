@@ -144,7 +144,7 @@ def model_changes(
 
 
 def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
-    """One sentence if the optimizer state in a checkpoint does not fit the run's parameter groups; else an empty list.
+    """A list with a sentence if the optimizer state in a checkpoint does not fit the run's parameter groups; else empty.
 
     A model with `base_width` or `base_depth` has other parameter groups than a model without.
     """

@@ -216,7 +216,7 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
 def read_values(path: str | Path) -> dict[str, Any]:
     """The dict of a checkpoint, with tensors on the meta device and placeholders for tensors in shards. Nothing is verified.
 
-    No shard is read, so this also works if a shard is damaged, and takes no longer if there are many. No file stays open.
+    No shard is read, so damage of shards and their number do not matter. No file stays open.
 
     Raises:
         UserError: The checkpoint is missing or in another format, or its checkpoint.pt cannot be loaded.
@@ -295,7 +295,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
-    """The checkpoints in a folder from newest to oldest, damaged ones included; only manifests are read.
+    """The checkpoints in a folder from newest to oldest, damaged ones included. Of folders, only manifests are read.
 
     The newest checkpoint is the last one saved: manifests number the saves. Plain Lightning files are sorted by step.
     """
