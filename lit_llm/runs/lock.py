@@ -44,7 +44,7 @@ PATIENCE = 60.0
 
 
 class _Owner(NamedTuple):
-    """The owner of a lock: the entries of lock.json, and the file's modification time."""
+    """Record of the owner of a lock: the entries of lock.json, and the file's modification time."""
 
     pid: int
     host: str
@@ -75,7 +75,7 @@ class RunLock:
         self._thread: threading.Thread | None = None
 
     def refuse_if_held(self) -> None:
-        """Raise a UserError if a running process owns the lock. May wait `PATIENCE` seconds, to see whether the owner runs.
+        """Check that no running process owns the lock. May wait `PATIENCE` seconds. Remembers a dead owner, for `acquire`.
 
         Raises:
             UserError: Another process owns the lock.

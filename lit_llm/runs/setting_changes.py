@@ -144,6 +144,6 @@ def _is_class(before: Any, now: Any) -> bool:
 
 
 def _effective(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a setting. If `schedule.total_steps` is None, trainer.max_steps: such a schedule ends with the run."""
+    """The value of the setting `key`; for a `schedule.total_steps` of None, that of trainer.max_steps, which then counts."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value
