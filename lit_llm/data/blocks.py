@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class Blocks(Dataset, ABC):
-    """Base class of datasets of blocks of T inputs and T targets. A block's address is its number or (source, number)."""
+    """Base class of datasets of blocks (T inputs, T targets). A block's address: its number; in a mixture, (source, number)."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class StreamBlocks(Blocks):
 
 
 class TrainBlocks(StreamBlocks):
-    """The M = (N - 1) // T full blocks of a training stream of N tokens; T is the block size.
+    """Dataset of the M = (N - 1) // T full blocks of a training stream of N tokens; T is the block size.
 
     Block i starts at token i * T, wherever documents begin. So the last target of a block is the first input of the next block.
     """
@@ -160,7 +160,7 @@ class TrainBlocks(StreamBlocks):
 
 
 class HeldOutBlocks(TrainBlocks):
-    """The blocks of a held-out stream: every token except the first is a target exactly once, and the last block is padded.
+    """Dataset of a held-out stream's blocks: each token except the first is a target once, and the last block is padded.
 
     For a block number after the last block, the block has only padding, so that all ranks have the same number of batches.
     """
@@ -172,7 +172,7 @@ class HeldOutBlocks(TrainBlocks):
 
 
 class PackedBlocks(StreamBlocks):
-    """The blocks of a `PackPlan`, which lists the pieces of each block.
+    """Dataset of the blocks of a `PackPlan`, which lists the pieces of each block.
 
     Args:
         plan: the packing plan of ``stream`` for blocks of ``block_size`` pairs of an input and its target.

@@ -89,7 +89,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         """
 
     def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
-        """Use the ``BatchRamp`` among a trainer's callbacks, if there is one."""
+        """Store the ``BatchRamp`` among a trainer's callbacks as the ramp of the batch size; None if there is none."""
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def find_pipeline(self, strategy: object) -> None:

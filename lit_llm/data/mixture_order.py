@@ -123,7 +123,7 @@ def phases_of(untils: Sequence[float], quotas: Sequence[dict[str, int]], total: 
 def continued(saved: Sequence[Phase], configured: Sequence[Phase], consumed: int) -> list[Phase]:
     """The phases of a continued run: the checkpoint's phases up to sample ``consumed``, then the phases of the settings.
 
-    If the weights before and after ``consumed`` are the same, the phase goes on, perhaps to another end. Else a phase starts.
+    If the weights before and after ``consumed`` are the same, the phase goes on, perhaps to another end. Else a new one starts.
     """
     past = [Phase(min(phase.end, consumed), phase.quotas) for phase in saved]
     if past and past[-1].end < consumed:  # samples after the last phase have its weights

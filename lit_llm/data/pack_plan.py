@@ -42,7 +42,7 @@ _INDEX = np.dtype("<u8")
 
 
 class PackPlan:
-    """A packing plan in a file. Looking up a block takes two small reads. Pickling transfers no content of the file.
+    """Reads a packing plan from its file. Looking up a block takes two small reads. Pickling transfers no content of the file.
 
     Raises:
         UserError: the file is not a plan, is damaged, or is the plan of other data or another block size.
@@ -197,7 +197,7 @@ def key_of(documents: Documents, tokens_hash: str) -> bytes:
 
 
 def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> int:
-    """Pack all documents into blocks of ``size`` pairs and write the plan, with ``key`` in it, to ``path``, complete or not.
+    """Pack all documents into blocks of ``size`` pairs. Write the plan, with ``key``, to ``path``, complete or not at all.
 
     Memory holds a pool of documents, the document ends of one shard, and 8 bytes for each block.
 

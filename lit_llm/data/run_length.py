@@ -17,7 +17,7 @@ def set_accumulation(trainer: Trainer, data: Any) -> None:
     """Set the Trainer's ``accumulate_grad_batches`` to the micro-batches of a step. Does nothing with a `BatchRamp`.
 
     Raises:
-        UserError: the user gave the Trainer another number.
+        UserError: the user gave the Trainer a number that is neither 1 nor this one.
     """
     if data.ramp is not None:
         return

@@ -24,7 +24,7 @@ WINDOW_TOKENS, WINDOWS = 2**16, 1024  # scan() reads this many windows of a long
 
 
 class TokenStream:
-    """The tokens of several files, concatenated. ``shard_layout`` describes the formats of the files.
+    """Reads the tokens of several files as one stream. ``shard_layout`` describes the formats of the files.
 
     Files are opened when they are read, few at a time. Pickling (to a data worker) transfers names and sizes of the files only.
 
