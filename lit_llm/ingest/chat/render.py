@@ -216,7 +216,7 @@ class Renderer:
 
 
 def _with_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of the messages in which ``change`` was applied to the arguments of each tool call."""
+    """A copy of ``value``, messages, in which ``change`` was applied to the arguments of each tool call."""
     if isinstance(value, list):
         return [_with_arguments(one, change) for one in value]
     if isinstance(value, dict):

@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class SourceFile:
-    """A file that is being read: the settings for the reader, and the counts that the reader updates."""
+    """Record of a file that is being read: the settings for the reader, and the counts that the reader updates."""
 
     name: str
     """The file's name, for messages."""
