@@ -45,7 +45,7 @@ _Encode = Callable[[bytes], np.ndarray]
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """Record of the encoder chosen for a tokenizer's texts, with the reason. Small, so that it can be sent to processes."""
+    """Record of the encoder chosen for a tokenizer's texts, with the reason. Small, as other processes get a copy."""
 
     kind: Literal["tiktoken", "tokenizers", "own"]
     """The library that encodes; "own": the methods of the tokenizer's class encode."""
@@ -114,7 +114,7 @@ class PieceEncoder:
         self._join: Join = choice.join
 
     def encode(self, text: bytes, *, continues: bool = False) -> np.ndarray:
-        """Return the ids (n,) of a text, of any integer type. BOS and EOS are not added.
+        """Return the ids (n,) of a text, of any integer type, without BOS and EOS. Adds to ``unknown_tokens``, ``token_bytes``.
 
         Args:
             text: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.
