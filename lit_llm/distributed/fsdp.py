@@ -145,7 +145,7 @@ def _is_rounded(owners: list[nn.Module]) -> bool:
 
 
 def _sum_gradients_in_fp32(unit: nn.Module) -> None:
-    """For weights of `unit` that FSDP2 gathers in bf16 or fp16, sum gradients in fp32, as one process with fp32 weights."""
+    """For weights of `unit` that FSDP2 gathers in 16 bits, make torch sum gradients in fp32, as one process does. In place."""
 
     def set_once(module: nn.Module, args: Any) -> None:  # whole weights exist from the first forward pass on
         for parameter in whole_parameters(unit):  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ KEPT_WHOLE_SHARE = 1 / 8
 
 
 class KeptWhole(NamedTuple):
-    """Record of whether ranks keep whole weights, and whole gradients, within an optimizer step. It costs memory, and saves
-    communication."""
+    """Record of whether ranks keep whole weights, and whole gradients, within an optimizer step. Whole ones
+    take more memory and need less communication than parts."""
 
     weights: bool
     """Whether gathered weights stay from their first to their last use in a step: one gather a step, not two a micro-batch."""

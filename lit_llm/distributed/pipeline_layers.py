@@ -48,7 +48,7 @@ class PipelineLayout(NamedTuple):
         return self.ranks * (self.stages_per_rank or KINDS[self.schedule].stages or 2)
 
     def rank_of(self, stage: int) -> int:
-        """The rank of stage number `stage`. Four stages have ranks 0, 1, 0, 1, or 0, 1, 1, 0 with a V-shaped schedule."""
+        """The rank of stage number `stage`. Four stages on two ranks: 0, 1, 0, 1, or 0, 1, 1, 0 if the schedule is a "V"."""
         turn, place = divmod(stage, self.ranks)
         return self.ranks - 1 - place if KINDS[self.schedule].folds and turn % 2 else place
 

@@ -208,7 +208,7 @@ class PipelinedGPT(nn.Module):
         record: Callable[[dict[str, Tensor], LossSums], object],
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """Run forward and backward passes of all micro-batches in `window`, by the schedule. Gradients are added up.
+        """Run forward and backward passes of all micro-batches in `window`, and empty it. Gradients are added to `grad`.
 
         Args:
             loss: returns the loss function for a micro-batch.
@@ -328,5 +328,5 @@ def _no_sums(targets: Tensor) -> LossSums:
 
 
 def pipelined_part(module: nn.Module) -> tuple[str, PipelinedGPT] | None:
-    """The PipelinedGPT inside `module`, after the prefix of its names in the state dict: (prefix, PipelinedGPT); else None."""
+    """(prefix of its names in the state dict, PipelinedGPT) for the PipelinedGPT inside `module`; None if `module` has none."""
     return next(((f"{name}.", part) for name, part in module.named_modules() if isinstance(part, PipelinedGPT)), None)

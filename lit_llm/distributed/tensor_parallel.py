@@ -110,7 +110,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
 
 def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Split LoRA's factors as their layers: B if a layer is split by columns, A if by rows. All other factors are replicated.
+    """In place, split LoRA's factors as their layers: B if a layer is split by columns, A if by rows. Others are replicated.
 
     An adapter computes its update on local parts, without communication: some columns of the output, or a partial sum of it.
     """
@@ -207,7 +207,7 @@ class _GatheredNorm(SequenceParallel):
 
 
 def distribute_parameters(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Distribute a module's own parameters, but no buffers, over a mesh. `distribute_module` calls this for each submodule."""
+    """Replace a module's own parameters, no buffers, by DTensors on a mesh. `distribute_module` calls it for each submodule."""
     for key, parameter in list(module.named_parameters(recurse=False)):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(distributed, requires_grad=parameter.requires_grad))
