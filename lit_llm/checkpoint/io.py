@@ -134,7 +134,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Wait for the previous save, and copy `checkpoint`. A background thread then writes the copy to the folder `path`. If
-        the copy does not fit into memory, write in the foreground, as the base class does."""
+        copies would take too much memory (`processes_to_fit`), write at once, as the base class does."""
         self._collect(wait=True)  # the memory of the last copy is in use until then
         if self._copies is None:
             self._copies = self._copy_fits(checkpoint)
