@@ -133,8 +133,8 @@ class RunStart:
     ) -> tuple[list[str], list[str]]:
         """Compare the settings in the checkpoint with the current `settings`, which are by key.
 
-        Returns (refused changes, announced changes), as `setting_changes` in `lit_llm.runs.setting_changes` does. A checkpoint
-        without settings gives no changes.
+        Returns (refused changes, announced changes). The result and all arguments are those of `setting_changes` in
+        `lit_llm.runs.setting_changes`. A checkpoint without settings gives no changes.
         """
         assert self.saved is not None
         branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
