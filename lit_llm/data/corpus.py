@@ -106,7 +106,7 @@ class Corpus:
     def ends_open(self, name: str) -> bool:
         """Whether the id that ends a document of the stream ``name`` also opens the next document (see ``Documents``).
 
-        A manifest tells it. Without a manifest: True if documents end with an id (EOS) and begin with none (no BOS).
+        The stream's manifest decides. Without a manifest: True if documents end with an id (EOS) and begin with none (no BOS).
         """
         said = self.streams[name].ends_open
         return (self.eos_id is not None and self.bos_id is None) if said is None else said

@@ -93,7 +93,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def find_pipeline(self, strategy: object) -> None:
-        """Store the strategy's pipeline layout, which limits the numbers of micro-batches in a step; None if it has none."""
+        """Store the strategy's pipeline layout, which limits the number of micro-batches in a step; None without a pipeline."""
         self.pipeline = getattr(strategy, "pipeline_layout", None)
 
     def find_teachers(self) -> TeacherInfo:

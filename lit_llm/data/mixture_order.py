@@ -105,7 +105,7 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _hundredths(weights: dict[str, Fraction], total: Fraction | int) -> dict[str, Fraction]:
-    """Source → share: its weight / ``total``, rounded to 0.01 %, but at least 0.01 %. The largest share makes the sum 1."""
+    """Source → share: its weight / ``total``, rounded to 0.01 %, at least 0.01 %. The largest is set to make the sum 1."""
     parts = {name: max(1, round(weight / total * MAX_PERIOD)) for name, weight in weights.items()}
     parts[max(parts, key=parts.__getitem__)] += MAX_PERIOD - sum(parts.values())
     return {name: Fraction(part, MAX_PERIOD) for name, part in parts.items()}

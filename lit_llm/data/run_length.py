@@ -17,7 +17,7 @@ def set_accumulation(trainer: Trainer, data: Any) -> None:
     """Set the Trainer's ``accumulate_grad_batches`` to the micro-batches of a step. Does nothing with a `BatchRamp`.
 
     Raises:
-        UserError: the user gave the Trainer a number that is neither 1 nor this one.
+        UserError: the user gave the Trainer a number other than 1 and the micro-batches of a step.
     """
     if data.ramp is not None:
         return
@@ -31,7 +31,7 @@ def set_accumulation(trainer: Trainer, data: Any) -> None:
 
 
 def set_end(trainer: Trainer, data: Any) -> None:
-    """Set the end of training: after `max_steps` optimizer steps, or earlier, after `max_epochs` passes over the data.
+    """Set the end of training: after `max_steps` optimizer steps or `max_epochs` passes over the data, whichever is first.
 
     `limit_train_batches` and `val_check_interval` are rounded up to whole optimizer steps. If `limit_train_batches` shortens
     Lightning's epochs, the run also ends after `max_epochs` shortened epochs.

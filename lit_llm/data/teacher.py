@@ -127,7 +127,7 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Context manager that writes a teacher's predictions to temporary files, which `finish` renames, and the exit deletes."""
+    """Context manager that writes a teacher's predictions to temporary files. `finish` renames these, or exit deletes them."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
