@@ -60,7 +60,7 @@ class HashIndex:
         return possible[self.hashes[places] == possible]
 
     def documents_with(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers (m,) of the documents with any of the distinct ``hashes`` (n,), and how many of them each has (m,)."""
+        """Numbers (m,) of the documents with any of the distinct ``hashes`` (n,), and how many of the hashes each has (m,)."""
         first, last = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
         documents = [self.documents[a:b] for a, b in zip(first, last, strict=True)]
         return np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)

@@ -94,7 +94,7 @@ def open_source(source: Source) -> BinaryIO:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Options of fsspec for a URL: timeouts of seconds (its own are minutes), and for HTTP no decompression of the content."""
+    """Options of fsspec for a URL: timeouts of seconds (fsspec's own: minutes), and for HTTP no decompression of content."""
     protocol = urlsplit(url).scheme.lower()
     if is_http(url):
         aiohttp = need("aiohttp", what=public_name(url))
