@@ -414,7 +414,7 @@ class MeshStrategy(ModelParallelStrategy):
 
 def _part_of(value: Any, parameter: Tensor) -> Any:
     """This rank's part of an optimizer state `value`, split as `parameter`. Values of other shapes stay whole, except one
-    number per row of stacked matrices."""
+    number per row of stacked matrices, which is split as the rows."""
     shape = getattr(value, "shape", None)
     if isinstance(parameter, DTensor) and parameter.ndim == 3 and parameter.shape != shape == (*parameter.shape[:2], 1):
         parameter = zeros_by_row(parameter)  # NorMuon keeps one number per row
