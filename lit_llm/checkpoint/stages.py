@@ -23,7 +23,7 @@ STAGED = ("state_dict", "optimizer_states", AVERAGE)
 
 @dataclass(frozen=True)
 class Stages:
-    """Record of one pipeline: its process group, whose ranks hold the stages of one copy of the model, and more for saving."""
+    """Record of one pipeline: its process group, whose ranks hold the stages of one copy of the model, and facts for saving."""
 
     group: dist.ProcessGroup
     leads: bool
