@@ -58,7 +58,7 @@ def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> P
 
 @dataclass(frozen=True)
 class RunStart:
-    """Record of where a launch starts: the checkpoint from which it continues or which it evaluates, and consequences."""
+    """Record of a launch's start: the checkpoint that it continues from or evaluates, and what follows from the checkpoint."""
 
     saved: SavedRun | None = None
     """The checkpoint; None: training starts at step 0. On ranks above 0 it shows only that a checkpoint exists: it is not
