@@ -114,5 +114,5 @@ def run_length(data: Any, max_steps: int) -> str:
 
 
 def _epochs(number: float) -> str:
-    """12.345 -> "12.35", 0.00123 -> "0.0012": two decimals, or two significant digits if that shows more."""
+    """A number as text with two decimals (12.345 -> "12.35") or, below 0.1, two significant digits (0.00123 -> "0.0012")."""
     return f"{number:.2f}" if number >= 0.1 or number == 0 else f"{number:.2g}"
