@@ -19,7 +19,7 @@ class Document(NamedTuple):
 
 
 def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
-    """Yield the documents of ``reader``, each joined from its pieces, because rules need whole texts. ``name``: the file's."""
+    """Yield the documents of ``reader``, each joined from its pieces, as rules need whole texts. ``name``: the file's name."""
     name = name.encode(errors="replace").decode()  # a file's name may not be UTF-8
     count = 0
     pieces: list[bytes] = []
