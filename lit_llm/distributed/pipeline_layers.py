@@ -59,8 +59,8 @@ class PipelineLayout(NamedTuple):
     def layers(self, n_layer: int) -> list[range]:
         """The layers of each stage: at least one, and about equally many if embedding and head count as one layer each.
 
-        If `n_layer` layers do not divide evenly, middle stages get more layers than the first stage, which stores most
-        activations, and than the last stage, which computes the loss.
+        Layers that are left over after an even division go to middle stages, else to the first stage, which stores most
+        activations, else to the last stage, which computes the loss.
         """
         stages = self.stages
         assert not self.layer_problems(n_layer)
