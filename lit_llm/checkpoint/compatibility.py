@@ -74,7 +74,7 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Model settings, those in `moe` and `latent` under dotted names, as moe.top_k. Without experts, moe.experts is None."""
+    """A copy of model settings, with those in `moe` and `latent` under dotted names. Without experts, moe.experts is None."""
     groups = {"moe": settings.get("moe") or {}, "latent": settings.get("latent") or {}}
     layers = settings.get("layers") or {}
     if not all(isinstance(group, dict) for group in groups.values()):
@@ -144,7 +144,7 @@ def model_changes(
 
 
 def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
-    """One sentence if the optimizer state in a checkpoint does not fit the run's parameter groups; else an empty list.
+    """A list with a sentence if the optimizer state in a checkpoint does not fit the run's parameter groups; else empty.
 
     A model with `base_width` or `base_depth` has other parameter groups than a model without.
     """
@@ -172,7 +172,7 @@ def _changed_arguments(was: dict[str, Any], architecture: Architecture) -> list[
 
 
 def reinterpretations(saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None) -> list[str]:
-    """`model.name before → now` for each changed setting that keeps the shapes of weights, but changes what the model computes.
+    """A list with `model.name before → now` for each changed setting that keeps the weights' shapes, but changes the function.
 
     All changed arguments of a custom architecture are listed too, because only its code knows their meaning.
     """

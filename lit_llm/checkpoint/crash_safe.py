@@ -12,9 +12,9 @@ from lit_llm.core.disk import naming
 
 
 class HashingFile:
-    """A new file, opened for writing, that computes the SHA-256 of its content while it is written. Closing it fsyncs it.
+    """Context manager for a new file: computes the SHA-256 of the content that is written, and fsyncs the file on exit.
 
-    An OSError in a write is raised on closing, because torch's C++ writer would turn it into an unrelated RuntimeError.
+    An OSError in a write is raised on exit, because torch's C++ writer would turn it into an unrelated RuntimeError.
     """
 
     def __init__(self, path: Path) -> None:

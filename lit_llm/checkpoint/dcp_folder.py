@@ -22,7 +22,7 @@ def is_dcp_folder(folder: Path) -> bool:
 
 
 class DcpFolder:
-    """The tensors of a folder of torch.distributed.checkpoint (DCP): `folder[name]` reads one. Nothing in it is executed.
+    """Reads a folder of torch.distributed.checkpoint (DCP): `folder[name]` is a tensor. No code in the folder is executed.
 
     Raises:
         UserError: the folder is damaged or incomplete, or its pickles hold more than tensors, plain values and metadata.

@@ -38,7 +38,7 @@ _PATHS = {(module, name) for module in ("pathlib", "pathlib._local") for name in
 
 
 class StoredBytes(NamedTuple):
-    """A range of bytes in a file: `length` bytes from byte `start` on."""
+    """Record of a range of bytes in a file: `length` bytes from byte `start` on."""
 
     file: Path
     start: int
@@ -46,7 +46,7 @@ class StoredBytes(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that is stored in pieces. A piece is (its offset in each dimension of the tensor, its shape, its bytes)."""
+    """Record of a tensor in pieces. A piece is (its offset in each dimension of the tensor, its shape, its bytes)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -70,7 +70,7 @@ def read_metadata(folder: Path) -> Content:
 
 
 class _Record:
-    """Replaces a metadata class of DCP: an object with the attributes that the pickle gives it, and without methods."""
+    """Stands in for a metadata class of DCP. An object gets the attributes in the pickle, and has none of DCP's methods."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):

@@ -216,7 +216,7 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
 def read_values(path: str | Path) -> dict[str, Any]:
     """The dict of a checkpoint, with tensors on the meta device and placeholders for tensors in shards. Nothing is verified.
 
-    No shard is read, so this also works if a shard is damaged, and takes no longer if there are many. No file stays open.
+    No shard is read, so damage of shards and their number do not matter. No file stays open.
 
     Raises:
         UserError: The checkpoint is missing or in another format, or its checkpoint.pt cannot be loaded.
@@ -295,7 +295,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
-    """The checkpoints in a folder from newest to oldest, damaged ones included; only manifests are read.
+    """The checkpoints in a folder from newest to oldest, damaged ones included. Of folders, only manifests are read.
 
     The newest checkpoint is the last one saved: manifests number the saves. Plain Lightning files are sorted by step.
     """
@@ -309,7 +309,7 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 
 
 def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None, list[str]]:
-    """(newest undamaged checkpoint in a folder, or None; one sentence for each damaged checkpoint that is, or may be, newer).
+    """(newest undamaged checkpoint in a folder, or None; one sentence for each damaged one that is, or may be, newer than it).
 
     `shards`: whether shards are hashed, as for `damage`.
     """
@@ -323,7 +323,8 @@ def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None
 
 
 def _age(path: Path) -> tuple[float, int]:
-    """(number of the save, step) of a checkpoint: the sort key from oldest to newest. A plain Lightning file has number 0."""
+    """(number of the save, step) of a checkpoint: the sort key from oldest to newest. The number is 0 for a Lightning file, and
+    infinite for a folder without an intact manifest."""
     in_name = re.search(r"step[-=](\d+)", path.name)
     step = int(in_name[1]) if in_name else -1
     if path.is_dir():

@@ -39,7 +39,9 @@ class FolderCheckpointIO(CheckpointIO):
         self._failed: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint to the local folder `path`; return when it is on the disk, or when its failure is reported."""
+        """Write a checkpoint to the local folder `path`; return when it is on the disk, or a warning has said that it failed.
+
+        `storage_options`: for a sharded checkpoint, the process group whose ranks write parts; else None."""
         self._try(Path(path), "saved", _write, checkpoint, path, storage_options)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
@@ -95,7 +97,7 @@ class FolderCheckpointIO(CheckpointIO):
         self._report(path, how, error)
 
     def _report(self, path: Path, how: Literal["saved", "deleted"], error: BaseException | None) -> None:
-        """Warn if saving or deleting `path` failed with an OSError; raise any other error. `_failed` gets the failed paths."""
+        """Warn if saving or deleting `path` failed with an OSError; raise other errors. Updates `_failed`, the failed saves."""
         if how == "saved":
             (self._failed.discard if error is None else self._failed.add)(path)
         if error is None:
@@ -131,7 +133,8 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         self._jobs: list[tuple[Path, Literal["saved", "deleted"], Future[None]]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Copy a checkpoint and return. The background thread writes the copy to the local folder `path`."""
+        """Wait for the previous save, and copy `checkpoint`. A background thread then writes the copy to the folder `path`. If
+        copies would take too much memory (`processes_to_fit`), write at once, as the base class does."""
         self._collect(wait=True)  # the memory of the last copy is in use until then
         if self._copies is None:
             self._copies = self._copy_fits(checkpoint)

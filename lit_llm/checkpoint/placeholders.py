@@ -14,7 +14,7 @@ PLACEHOLDER = "sharded tensor"
 
 
 class Placeholder:
-    """The name, shape and dtype of a tensor that was taken out of a nested dict. `content`: the dict in place of the tensor."""
+    """Record of the name, shape and dtype of a tensor taken out of a nested dict. `content`: the dict that is in its place."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.name: str = content[PLACEHOLDER]
@@ -27,7 +27,7 @@ def is_placeholder(tree: Any) -> bool:
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for every leaf of nested dicts and lists. A placeholder, although a dict, is one leaf."""
+    """Yield (name, value) for every leaf of nested dicts and lists. A placeholder is one leaf. `name`: the name of `tree`."""
     if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):
         yield name, tree
         return

@@ -93,7 +93,7 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
 
 
 def _progress_problem(where: str, loops: Mapping[Any, Any]) -> str | None:
-    """The first problem in the counters of Lightning's loops, from which a resumed run counts on; None if all are valid."""
+    """The first problem in counters of Lightning's loops, as a sentence's end; None if all are valid. `where`: dotted key."""
     for name, value in loops.items():
         here, is_counted = f"{where}.{name}", where.endswith((".total", ".current")) or name == "_batches_that_stepped"
         if is_counted and not _fits(value, int):

@@ -16,7 +16,7 @@ from lit_llm.core.errors import UserError
 def verify_shards_together(checkpoint: Path) -> None:
     """Compare the shards of a checkpoint with their checksums. All ranks call this, and each rank hashes some of the shards.
 
-    A file damaged.json marks a damaged checkpoint, so that the next `--resume auto` takes the previous checkpoint.
+    If a shard is damaged, damaged.json is written into the folder, so that `--resume auto` then takes the previous checkpoint.
 
     Raises:
         UserError: A shard is damaged. All ranks raise the same sentence.

@@ -23,7 +23,7 @@ STAGED = ("state_dict", "optimizer_states", AVERAGE)
 
 @dataclass(frozen=True)
 class Stages:
-    """One pipeline: its process group, whose ranks hold the stages of one copy of the model, and what its checkpoints need."""
+    """Record of one pipeline: its process group, whose ranks hold the stages of one copy of the model, and facts for saving."""
 
     group: dist.ProcessGroup
     leads: bool
@@ -74,7 +74,8 @@ class Stages:
 
 
 def _union(a: Any, b: Any) -> Any:
-    """Merge two nested dicts: the result has the keys of `a` and `b`, and for keys in both the value of `a`. Also in lists."""
+    """Merge two nested dicts: the result has the keys of `a` and `b`, and for keys in both the
+    value of `a`, unless both values are dicts, or lists of equal length: these are merged likewise."""
     if isinstance(a, dict) and isinstance(b, dict) and not is_placeholder(a):
         return {key: _union(a[key], b[key]) if key in a and key in b else value for key, value in {**a, **b}.items()}
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):

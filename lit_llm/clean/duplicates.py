@@ -23,7 +23,7 @@ Finder = Callable[[Document], str | None]
 
 
 class ExactDuplicates:
-    """Finds documents equal to an earlier document but for whitespace and Unicode form. Memory: 250 bytes for each document."""
+    """Finder of documents equal to an earlier one but for whitespace and Unicode form. Memory: 250 bytes for each document."""
 
     def __init__(self) -> None:
         self._sources: dict[bytes, str] = {}

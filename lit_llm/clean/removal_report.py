@@ -38,7 +38,7 @@ class Count:
 
 @dataclass
 class StepCount:
-    """The counts of one step in a call of `clean`: changed and removed documents, and time."""
+    """Record of the counts of one step in a call of `clean`: changed and removed documents, and time."""
 
     changed: int = 0
     """The number of documents that the step changed, but did not remove."""
@@ -50,7 +50,7 @@ class StepCount:
 
 @dataclass
 class Tally:
-    """The counts of documents, bytes and seconds of one call of `clean`, and samples of removed documents."""
+    """Record of the counts of documents, bytes and seconds of one call of `clean`, and samples of removed documents."""
 
     read: Count = field(default_factory=Count)
     kept: Count = field(default_factory=Count)
@@ -67,13 +67,13 @@ class Tally:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[StepCount]:
-        """Add the processor time of the ``with`` block to the step ``name``."""
+        """Context manager that yields the counts of the step ``name``, and adds the block's processor time to these counts."""
         count, started = self.step(name), time.process_time()
         yield count
         count.seconds += time.process_time() - started
 
     def remove(self, step: str, removed: Removed, document: Document) -> None:
-        """Count a document that ``step`` has removed, and store it as a sample if its source's hash is among the smallest."""
+        """Count a document that ``step`` has removed, and store it as a sample if its source has one of the smallest hashes."""
         self.step(step).removed.setdefault(removed.rule, Count()).add(Count(1, len(document.text.encode())))
         sample = {"rule": removed.rule, "detail": removed.detail, "source": document.source}
         sample |= {} if removed.secret else {"excerpt": document.text[:EXCERPT]}  # no sample shows a secret

@@ -19,7 +19,7 @@ class Document(NamedTuple):
 
 
 def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
-    """Yield the documents of ``reader``, each joined from its pieces, because rules need whole texts. ``name``: the file's."""
+    """Yield the documents of ``reader``, each joined from its pieces, as rules need whole texts. ``name``: the file's name."""
     name = name.encode(errors="replace").decode()  # a file's name may not be UTF-8
     count = 0
     pieces: list[bytes] = []
@@ -33,7 +33,7 @@ def documents_of(reader: DocumentReader, *, name: str) -> Iterator[Document]:
 
 
 class Removed(NamedTuple):
-    """The result of a rule that removes a document: the reason of the removal."""
+    """Record that a rule returns instead of a text if the document is to be removed: the reason of the removal."""
 
     rule: str
     """The step and the reason, such as "gopher_quality/short_doc", under which the report counts the removal."""
@@ -48,7 +48,7 @@ Rule = Callable[[str], str | Removed]
 
 
 class Step(NamedTuple):
-    """A rule, and the name under which the report counts the rule's time and changes."""
+    """Record of a rule, and of the name under which the report counts the rule's time and changes."""
 
     name: str
     rule: Rule

@@ -32,7 +32,8 @@ MOST_MISSED = 0.02
 
 
 class _Letters(dict[int, str]):
-    """A table for `str.translate`: code point → a space if no word has the character, else the character, perhaps spaced."""
+    """A table for `str.translate`: code point → a space if no word has the character; else the character, with spaces
+    around it if its script has no spaces between words."""
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)

@@ -27,7 +27,7 @@ class GlobalOrder(DistributedSampler):
     the previous step (``StepSamples``); sample numbers count the samples of all ranks. Iteration starts at optimizer step
     ``data.step``, so a resumed run continues in the same place with any number of ranks, workers or micro-batches.
 
-    A ``DistributedSampler`` prevents Lightning from injecting its own shuffling sampler.
+    The base class is ``DistributedSampler`` because Lightning then keeps this sampler and does not inject one that shuffles.
     """
 
     def __init__(self, blocks: Blocks, data: Any, *, rank: int, world_size: int) -> None:
@@ -35,7 +35,7 @@ class GlobalOrder(DistributedSampler):
         self.data = data
 
     def __len__(self) -> int:
-        """The number of this rank's micro-batches in the whole run; ``ENDLESS`` if the run has no last step."""
+        """The number of this rank's micro-batches in the whole run; 2**48 (``ENDLESS``) if the run has no last step."""
         steps = -1 if self.data.trainer is None else self.data.trainer.max_steps
         return ENDLESS if steps == -1 else self.data.samples.micro_batches_before(steps)
 

@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class Blocks(Dataset, ABC):
-    """A dataset of blocks of T inputs and T targets. A block's address is its number or, in a mixture, (source, number)."""
+    """Base class of datasets of blocks (T inputs, T targets). A block's address: its number; in a mixture, (source, number)."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Blocks(Dataset, ABC):
 
 
 class StreamBlocks(Blocks):
-    """Blocks of one token stream. A block consists of pieces: runs of consecutive tokens of the stream.
+    """Base class of datasets of the blocks of one token stream. A block consists of pieces: runs of consecutive tokens.
 
     The positions after the last piece of a block are padding, which has no targets and the document number T.
 
@@ -110,7 +110,7 @@ class StreamBlocks(Blocks):
 
     def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
         """The document number of each input of a piece: (n,), or one number for all. ``number``: the piece's number in its row;
-        ``start``: the stream position of its first input; ``targets`` (n,): its targets, some of which a subclass ignores."""
+        ``start``: the stream position of its first input; ``targets`` (n,): its targets; a subclass may set some to -100."""
         return number
 
     def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
@@ -141,7 +141,7 @@ class StreamBlocks(Blocks):
 
 
 class TrainBlocks(StreamBlocks):
-    """The M = (N - 1) // T full blocks of a training stream of N tokens; T is the block size.
+    """Dataset of the M = (N - 1) // T full blocks of a training stream of N tokens; T is the block size.
 
     Block i starts at token i * T, wherever documents begin. So the last target of a block is the first input of the next block.
     """
@@ -160,7 +160,7 @@ class TrainBlocks(StreamBlocks):
 
 
 class HeldOutBlocks(TrainBlocks):
-    """The blocks of a held-out stream: every token except the first is a target exactly once, and the last block is padded.
+    """Dataset of a held-out stream's blocks: each token except the first is a target once, and the last block is padded.
 
     For a block number after the last block, the block has only padding, so that all ranks have the same number of batches.
     """
@@ -172,7 +172,7 @@ class HeldOutBlocks(TrainBlocks):
 
 
 class PackedBlocks(StreamBlocks):
-    """The blocks of a `PackPlan`, which lists the pieces of each block.
+    """Dataset of the blocks of a `PackPlan`, which lists the pieces of each block.
 
     Args:
         plan: the packing plan of ``stream`` for blocks of ``block_size`` pairs of an input and its target.
@@ -195,7 +195,7 @@ class PackedBlocks(StreamBlocks):
 
 
 class PairBlocks(PackedBlocks):
-    """Blocks of preference data. Each piece of the plan is a preference pair: a chosen document and the rejected one after it.
+    """Dataset of blocks of preference data. Each piece of the plan is a chosen document and the rejected one after it.
 
     In ``documents``, pair i of a row has the numbers 2 i (chosen) and 2 i + 1 (rejected). A batch also has ``pairs`` (B, P):
     for each pair of a row the position of its first input, counted over all streams of the corpus. P is the largest number of
@@ -224,7 +224,7 @@ class PairBlocks(PackedBlocks):
 
 
 class MixtureBlocks(Blocks):
-    """Blocks of several sources, with addresses (source, block). Batches also have ``sources``: (B,) int64, each row's source.
+    """Dataset of the blocks of several sources; addresses: (source, block). Batches also have ``sources``, (B,) int64.
 
     Args:
         blocks: number of a source → the blocks of the source.
@@ -254,9 +254,9 @@ class MixtureBlocks(Blocks):
 
 
 class HeldOutMixtureBlocks(MixtureBlocks):
-    """Held-out blocks of all sources, with a single number as address. For a number after the last block, a block is padding.
+    """Dataset of the held-out blocks of all sources, with numbers as addresses. A number after the last block gives padding.
 
-    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips the others.
+    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips later ones.
     """
 
     def __init__(self, blocks: Mapping[int, Blocks]) -> None:

@@ -39,7 +39,7 @@ _OF_SOURCE = "fingerprint of "
 
 @dataclass(frozen=True)
 class Corpus:
-    """Opened token streams, by the names "train", "val" and optionally "test", and the vocabulary of their tokens.
+    """Record of opened token streams, by the names "train", "val" and optionally "test", and the vocabulary of their tokens.
 
     In a mixture, the name of a stream begins with the name of its source: "web/train".
     """
@@ -106,7 +106,7 @@ class Corpus:
     def ends_open(self, name: str) -> bool:
         """Whether the id that ends a document of the stream ``name`` also opens the next document (see ``Documents``).
 
-        A manifest says so. Without a manifest: True if documents end with an id (EOS) and begin with none (no BOS).
+        The stream's manifest decides. Without a manifest: True if documents end with an id (EOS) and begin with none (no BOS).
         """
         said = self.streams[name].ends_open
         return (self.eos_id is not None and self.bos_id is None) if said is None else said
@@ -121,10 +121,10 @@ class Corpus:
         return sizes
 
     def token_bytes_of(self, split: str) -> Tensor | None:
-        """The result of `token_bytes`, (V,), corrected in float64 if its sum over a split's tokens is not the text's bytes.
+        """`token_bytes`, (V,) or None. If its sum over a split's tokens is not the text's number of bytes: corrected (float64).
 
-        If the text has characters that the tokenizer does not know, the unknown id gets the mean number of bytes of these
-        characters. Otherwise, for example if a tokenizer puts a space before each text, one factor scales the bytes of all ids.
+        Correction: if the text has characters that the tokenizer does not know, the unknown id gets their mean number of bytes.
+        Otherwise, for example if a tokenizer puts a space before each text, one factor scales the bytes of all ids.
         """
         sizes, text = self.token_bytes(), self.text_sizes.get(split)
         if sizes is None or text is None or text.bytes == text.token_bytes:
@@ -138,7 +138,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class OpenedCorpus:
-    """A corpus, the hashes and files found when it was opened, and the packing plans and teachers that were opened later."""
+    """Record of a corpus, the hashes and files found when it was opened, and the packing plans and teachers opened later."""
 
     corpus: Corpus
     hashes: dict[str, str]  # name of a stream → hash of its tokens
@@ -178,7 +178,7 @@ class OpenedCorpus:
         return of_sources or {"fingerprint": self.fingerprint()}
 
     def change_since(self, name: str, files: Mapping[str, list[str]], sources: Callable[[], Iterable[Path]]) -> str:
-        """One phrase that says which source or files have changed since a state with another fingerprint was saved.
+        """One phrase on what differs from a saved state with another fingerprint: a source, files, or the tokenizer or split.
 
         Args:
             name: the fingerprint's key in `fingerprints`.
@@ -210,7 +210,7 @@ class OpenedCorpus:
         return replace(self, plans={n: open_plan(documents(n), size=block_size, tokens_hash=hashes[n]) for n in names})
 
     def with_teachers(self, block_size: int, packing: str) -> OpenedCorpus:
-        """A copy with `teachers`: a teacher's ids and log-probabilities for the training streams. `files` gets their files too.
+        """A copy of this object with `teachers`, the teacher of each training stream. Adds the teachers' files to `files`.
 
         Raises:
             UserError: `Teacher` raises an error, or the sources of a mixture have different teachers.
@@ -229,7 +229,7 @@ class OpenedCorpus:
 
         Args:
             packed: whether training reads the packed blocks of `plans`; False: training reads consecutive tokens.
-            documents: whether batches have "documents". They have none if a shard of the split does not tell document ends.
+            documents: whether batches have "documents". Never if a shard of the split does not say where documents end.
         """
         corpus = self.corpus
         known = (documents or corpus.pairs) and self.with_documents.issuperset(corpus.of_split(split))

@@ -82,22 +82,23 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
     # ---- The run, checks and set-up -----------------------------------------------------------------------------
 
     def find_run(self, *, max_steps: int, max_epochs: int | None, saved: Mapping[str, Any] | None) -> None:
-        """Tell the data module about a run of `fit` before the Trainer gets the module. Some subclasses check the run's length.
+        """`fit` calls this before the Trainer gets the module. Does nothing here; `Mixture` stores the run's length and phases.
 
         `max_steps` and `max_epochs` are the Trainer's. `saved` is the data module's state in the checkpoint from which the run
         continues; None: the run is new.
         """
 
     def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
-        """Use the ``BatchRamp`` among a trainer's callbacks, if there is one."""
+        """Store the ``BatchRamp`` among a trainer's callbacks as the ramp of the batch size; None if there is none."""
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def find_pipeline(self, strategy: object) -> None:
-        """If a strategy has pipeline parallelism, keep its layout, which limits the numbers of micro-batches in a step."""
+        """Store the strategy's pipeline layout, which limits the number of micro-batches in a step; None without a pipeline."""
         self.pipeline = getattr(strategy, "pipeline_layout", None)
 
     def find_teachers(self) -> TeacherInfo:
-        """Add a teacher's predictions to training batches and return the teacher's settings. Raises as `with_teachers` does."""
+        """Open the teacher's files, so that training batches have its predictions. Returns its settings. Raises a UserError if
+        files are missing, damaged or made for other tokens or blocks, or if sources have different teachers."""
         self._opened = self.opened.with_teachers(self._block_size, self.packing)
         return next(iter(self._opened.teachers.values())).info
 

@@ -55,8 +55,8 @@ class Documents:
         return opens.cumsum(dtype=np.int32)
 
     def pools(self, documents: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, pool by pool, all documents with at least one pair of an input and its target. A pool takes ``documents``
-        document ends, the last pool fewer. In preference data, a chosen and the following rejected answer are one document.
+        """Yield, pool by pool, all documents with at least one pair of an input and its target. A pool has ``documents``
+        document ends, the last at most as many. In preference data, a chosen and the next rejected answer are one document.
 
         Yields:
             (n,) the position of each document's first input in the stream, and (n,) each document's number of pairs.

@@ -35,6 +35,7 @@ def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, sour
 
     Args:
         tokenizer: decodes the tokens. None: the lines have token ids instead of text.
+        source_names: the sources of a mixture, which the lines name.
     """
     for row, (inputs, targets) in enumerate(zip(batch["input_ids"].numpy(), batch["targets"].numpy(), strict=True)):
         source = f", source {source_names[int(batch['sources'][row])]}" if "sources" in batch else ""

@@ -60,7 +60,9 @@ class Mixture(ShardDataModule):
         return problems + self._found_problems(splits, complete=not problems)
 
     def _found_problems(self, splits: Mapping[str, ShardSplits], *, complete: bool) -> list[str]:
-        """One sentence for each problem of the sources whose shards exist. ``complete``: the shards of all sources exist."""
+        """One sentence for each problem of the sources whose shards exist.
+
+        ``complete``: whether the shards of all sources exist. False: missing validation text is no problem."""
         problems = self._vocabulary_problems(splits) if complete or self._manifests(splits) else []
         tokenizers = {manifest.tokenizer: name for name, each in splits.items() for _, manifest in each.manifests.values()}
         if len(tokenizers) > 1:
@@ -99,7 +101,7 @@ class Mixture(ShardDataModule):
         return problems or self._cap_problems()
 
     def _cap_problems(self) -> list[str]:
-        """A sentence for each source that the run would read more often than its `max_epochs`."""
+        """A sentence for each source that the run would read more often than its `max_epochs`. Empty if sizes are estimates."""
         # Before `setup`, the numbers of packed blocks are only estimates without padding, so they are not checked.
         estimated = self.packing == "best_fit" and not self._plans
         if estimated or all(source.max_epochs is None for source in self.sources.values()):
@@ -208,7 +210,7 @@ class Mixture(ShardDataModule):
         return phase_draws
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
-        """Source → the number of passes over the source in the whole run, whose length must be known; ``steps`` is ignored."""
+        """Source → passes over it in the whole run, for sources that are read. Ignores ``steps``; the length must be known."""
         return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
 
     def describe_phases(self) -> list[str]:
@@ -240,7 +242,8 @@ class Mixture(ShardDataModule):
 
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
-    """A sentence if sources with conversations differ in chat template or end-of-turn id: a model can learn only one form."""
+    """A list with a sentence if the chat templates or end-of-turn ids of sources differ, or their files are damaged; else
+    empty. ``trained``: source → its training stream."""
     try:
         forms = chat_forms(trained.values())
     except UserError as error:
@@ -252,7 +255,7 @@ def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
 
 
 def _shared_files(splits: Mapping[str, ShardSplits]) -> list[str]:
-    """A sentence for the first training file of a source that another source trains on or holds out."""
+    """A list with a sentence about one training file of a source that another source trains on or holds out; else empty."""
     names = list(splits)
     for name in names:
         training = splits[name].streams.get("train")

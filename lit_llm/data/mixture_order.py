@@ -29,7 +29,7 @@ _AT_ONCE = 2**20  # the number of places of periods that are computed in one cal
 
 @dataclass(frozen=True)
 class SourceDraws:
-    """How much a phase of a mixture reads of a source: the numbers of samples and tokens.
+    """Record of how much a phase of a mixture reads of a source: the numbers of samples and tokens.
 
     `epochs`: passes over the source from the run's start to the phase's end. `max_epochs`: the most passes; None: no limit.
     """
@@ -42,7 +42,7 @@ class SourceDraws:
 
 @dataclass(frozen=True)
 class PhaseDraws:
-    """How much a phase of a mixture reads of each source.
+    """Record of how much a phase of a mixture reads of each source.
 
     Attributes:
         end: the number of samples that the run has read at the end of the phase.
@@ -58,7 +58,7 @@ class PhaseDraws:
 
 
 class Phase(NamedTuple):
-    """A part of a mixture's run during which the weights of the sources stay the same."""
+    """Record of a part of a mixture's run during which the weights of the sources stay the same."""
 
     end: int
     """The number of samples that the run has read at the end of the phase. A phase starts at the end of the previous phase."""
@@ -105,7 +105,7 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _hundredths(weights: dict[str, Fraction], total: Fraction | int) -> dict[str, Fraction]:
-    """Source → share, in the ratio of ``weights``, rounded to 0.01 % or more. The largest share is set so that the sum is 1."""
+    """Source → share: its weight / ``total``, rounded to 0.01 %, at least 0.01 %. The largest is set to make the sum 1."""
     parts = {name: max(1, round(weight / total * MAX_PERIOD)) for name, weight in weights.items()}
     parts[max(parts, key=parts.__getitem__)] += MAX_PERIOD - sum(parts.values())
     return {name: Fraction(part, MAX_PERIOD) for name, part in parts.items()}
@@ -123,7 +123,7 @@ def phases_of(untils: Sequence[float], quotas: Sequence[dict[str, int]], total: 
 def continued(saved: Sequence[Phase], configured: Sequence[Phase], consumed: int) -> list[Phase]:
     """The phases of a continued run: the checkpoint's phases up to sample ``consumed``, then the phases of the settings.
 
-    If the weights before and after ``consumed`` are the same, the phase goes on, perhaps to another end. Else a phase starts.
+    If the weights before and after ``consumed`` are the same, the phase goes on, perhaps to another end. Else a new one starts.
     """
     past = [Phase(min(phase.end, consumed), phase.quotas) for phase in saved]
     if past and past[-1].end < consumed:  # samples after the last phase have its weights
@@ -239,7 +239,7 @@ class MixtureOrder:
 
 
 def _seed(seed: int, kind: str, name: str) -> int:
-    """A seed of 64 bits derived from the run's seed, for a phase (``name``: its first sample) or for a source (its name)."""
+    """A seed of 64 bits from the run's ``seed``, for a "phase" (``name``: its first sample) or a "source" (its name)."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {kind} {name}".encode(), digest_size=8).digest(), "little")
 
 

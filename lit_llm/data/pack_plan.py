@@ -42,14 +42,15 @@ _INDEX = np.dtype("<u8")
 
 
 class PackPlan:
-    """A packing plan in a file. Looking up a block takes two small reads. Pickling transfers no content of the file.
+    """Reads a packing plan from its file. Looking up a block takes two small reads. Pickling transfers no content of the file.
 
     Raises:
         UserError: the file is not a plan, is damaged, or is the plan of other data or another block size.
     """
 
     def __init__(self, path: Path, *, size: int, key: bytes) -> None:
-        """
+        """Open the plan in the file ``path``, and check its header and size.
+
         Args:
             size: pairs of an input and its target in a block, T.
             key: the result of `key_of` for the documents. The file must have the same key.
@@ -196,7 +197,7 @@ def key_of(documents: Documents, tokens_hash: str) -> bytes:
 
 
 def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> int:
-    """Pack all documents and write the plan to ``path``, complete or not at all.
+    """Pack all documents into blocks of ``size`` pairs. Write the plan, with ``key``, to ``path``, complete or not at all.
 
     Memory holds a pool of documents, the document ends of one shard, and 8 bytes for each block.
 

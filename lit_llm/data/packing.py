@@ -19,7 +19,7 @@ PIECE = np.dtype([("start", "<u8"), ("length", "<u4")])
 
 
 class Counts(NamedTuple):
-    """Counts of blocks and documents for one way to fill blocks: packed, or consecutive. ``+`` adds the counts of two pools."""
+    """Record of counts for one way to fill blocks with documents: packed or consecutive. ``+`` adds the counts of two pools."""
 
     blocks: int = 0
     documents: int = 0

@@ -15,7 +15,7 @@ from lit_llm.core.errors import UserError
 
 @dataclass(frozen=True)
 class StepSamples:
-    """The samples of each optimizer step, and how a step's samples are divided over data-parallel ranks and micro-batches."""
+    """Computes the samples of each optimizer step, and divides them over data-parallel ranks and micro-batches."""
 
     stages: Stages  # (first step, samples per step) of each stage of a batch ramp; without a ramp, there is one stage
     most: int | None = None  # the most samples of a micro-batch; None: no limit
@@ -28,7 +28,7 @@ class StepSamples:
         return next(size for first, size in reversed(self.stages) if first <= step)
 
     def before(self, step: int) -> int:
-        """Number of samples that the run has read before ``step``: the samples of `base`, and of all steps after `base`."""
+        """Number of samples that the run reads before ``step``: those of the checkpoint, `base`, and of the steps since it."""
         steps, samples = self.base
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 

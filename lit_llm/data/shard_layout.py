@@ -16,7 +16,7 @@ from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_
 
 
 class ShardLayout(NamedTuple):
-    """The path of a token file, and how the file stores its tokens: dtype, offset and number."""
+    """Record of the path of a token file, and of how the file stores its tokens: dtype, offset and number."""
 
     path: str
     dtype: np.dtype[Any]

@@ -37,7 +37,7 @@ class ShardSource:
 
 @dataclass
 class ShardSplits:
-    """The opened splits of a source of shards, and one sentence for each problem of the source."""
+    """Record of the opened splits of a source of shards, and one sentence for each problem of the source."""
 
     streams: dict[str, TokenStream] = field(default_factory=dict)
     """Split → the stream of its tokens, for the splits that could be opened."""

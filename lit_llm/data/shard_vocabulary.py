@@ -60,8 +60,8 @@ class ShardVocabulary:
         return problems
 
     def _id_problems(self, name: str, given: int, size: int, manifests: Sequence[Manifest]) -> list[str]:
-        """A sentence if the setting ``name`` ("bos_id" or "eos_id") with the value ``given`` is no id of the vocabulary, whose
-        size is ``size``, or differs from the id of a manifest or of the tokenizer."""
+        """A list with a sentence if the value ``given`` of the setting ``name`` ("bos_id" or "eos_id") is no id of a vocabulary
+        of ``size`` ids, or differs from the id of a manifest or of the tokenizer; else empty."""
         if not 0 <= given < size:
             return [f"{name} is {given}, but the vocabulary has {size} ids (--data.{name})."]
         for manifest in manifests:
@@ -76,7 +76,7 @@ class ShardVocabulary:
         return []
 
     def tokenizer_problems(self, manifests: Sequence[Manifest], folder: Path | None) -> list[str]:
-        """A sentence if the tokenizer of the settings contradicts the tokenizer in a manifest's folder ``folder``."""
+        """A list with a sentence if the settings' tokenizer contradicts that in a manifest's folder ``folder``; else empty."""
         if self.tokenizer is None or any(each.tokenizer == self.tokenizer.identity() for each in manifests):
             return []
         problems: list[str] = []

@@ -69,7 +69,7 @@ def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda
 
 
 def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
-    """The BLAKE2b hash (hex) of a file. The file is hashed again if the first hash is wrong, or its descriptor was closed.
+    """The BLAKE2b hash (hex) of a file, from a second attempt if the first hash is wrong or its descriptor was closed.
 
     The reason: when a DataLoader ends, the queues of its workers may close a descriptor number twice. The second time, the
     number may already belong to the file that this thread reads.
@@ -108,13 +108,13 @@ class StoredFiles:
         return sum(file.blake2b is None for file in self._files.values())
 
     def recall(self, saved: Mapping[str, list[str]]) -> list[str]:
-        """Copy from ``saved`` the hash of each file that is still in its saved state. Return the paths of all other files."""
+        """Copy to ``seen`` the saved hash of each file that is still in its saved state. Return the paths of all others."""
         changed = [path for path, (state, _) in self.seen.items() if path not in saved or saved[path][0] != state]
         self.seen |= {path: list(saved[path]) for path in self.seen.keys() - set(changed)}
         return changed
 
     def changes(self, saved: Mapping[str, list[str]], *, accepted: bool) -> list[str]:
-        """Hash the files whose state is not the checkpoint's. Return a sentence for each file that has changed or is gone.
+        """Hash the files whose state is not the checkpoint's. Return a sentence for each changed, lost or unreadable file.
 
         Args:
             saved: path → [state, hash] in the checkpoint. Empty: no file is compared.
@@ -139,7 +139,7 @@ class StoredFiles:
     def problems(
         self, paths: Iterable[str] | None = None, rest: Callable[[float], None] = lambda seconds: None
     ) -> Iterator[str]:
-        """Hash the files that have no hash in ``seen``. Yield a sentence for each file that is unreadable or has other content.
+        """Hash the files without a hash in ``seen``: store a right hash in ``seen``, else yield a sentence about the file.
 
         Args:
             paths: the files to check; None: all files of this object.
@@ -161,7 +161,7 @@ class StoredFiles:
 
 
 class BackgroundCheck(threading.Thread):
-    """A daemon thread that hashes a run's files once during training. ``problem``: a sentence about the first wrong file."""
+    """A daemon thread that hashes a run's files once in training. ``problem``: None, or a sentence on the first wrong file."""
 
     def __init__(self, files: StoredFiles) -> None:
         super().__init__(name="hashes of the data", daemon=True)

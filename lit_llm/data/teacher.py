@@ -50,7 +50,7 @@ class TeacherInfo:
 
     @property
     def name(self) -> str:
-        """The teacher's weights hash, k and temperature as text, which a run stores to notice another teacher on resume."""
+        """The start of the weights hash, k and temperature as text, which a run stores to notice another teacher on resume."""
         return f"{self.weights[:16]}, top {self.top_k} at {self.temperature:g}"
 
     @property
@@ -127,7 +127,7 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes a teacher's predictions to temporary files, which `finish` renames. Leaving the context deletes partial files."""
+    """Context manager that writes a teacher's predictions to temporary files. `finish` renames these, or exit deletes them."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
@@ -138,7 +138,8 @@ class TeacherWriter:
             os.ftruncate(file, layout.tokens * info.record.itemsize)
 
     def write(self, start: int, ids: np.ndarray, logp: np.ndarray) -> None:
-        """Write `ids` (n, k) and their log-probabilities `logp` (n, k) for n positions of the stream, from `start` on."""
+        """Write `ids` (n, k) and log-probabilities `logp` (n, k), clipped to negative float16 numbers, for n positions of the
+        stream from `start` on."""
         records = np.empty(len(ids), dtype=self._info.record)
         records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
         for shard, first, count in self._stream.places(start, len(ids)):

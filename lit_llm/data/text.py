@@ -79,7 +79,7 @@ class TextDataModule(TokenDataModule):
         return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
 
     def tokenise(self, out: Path, *, shard_tokens: int, **options: Any) -> Summary:
-        """Write token shards into the folder ``out``. ``options`` are more arguments of `ingest`, which has the errors too."""
+        """Write shards of the texts' tokens into the folder ``out``; return a summary. ``options``: arguments of `ingest`."""
         summary = ingest(
             self.inputs(),
             self.source_tokenizer,

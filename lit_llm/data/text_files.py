@@ -59,7 +59,7 @@ class GivenFiles(TextDataModule):
 
     @property
     def held_out(self) -> str:  # type: ignore[override]
-        """The end of the line that `validate` prints about the validation split: the data it is a part of. "" with `val`."""
+        """A clause for a line that `validate` prints: of which setting's files the validation text is a part. "" with `val`."""
         if self.val is not None:
             return ""
         flag = "paths" if self.train is None else "train"

@@ -98,7 +98,8 @@ class ShardDataModule(TokenDataModule):
         return self._vocabulary.size(manifests)
 
     def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
-        """Whether the vocabulary size is unknown without a manifest: so if sources have problems; if not, it is GPT-2's."""
+        """Whether the vocabulary size is unknown if settings and manifests do not give it: True if a source has problems. If
+        False, the size is GPT-2's."""
         return any(each.problems for each in splits.values())
 
     def open_split(self, name: str) -> list[TokenStream]:

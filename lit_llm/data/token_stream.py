@@ -24,7 +24,7 @@ WINDOW_TOKENS, WINDOWS = 2**16, 1024  # scan() reads this many windows of a long
 
 
 class TokenStream:
-    """The tokens of several files, concatenated. ``shard_layout`` describes the formats of the files.
+    """Reads the tokens of several files as one stream. ``shard_layout`` describes the formats of the files.
 
     Files are opened when they are read, few at a time. Pickling (to a data worker) transfers names and sizes of the files only.
 
@@ -144,7 +144,7 @@ class TokenStream:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint16), *parts])
 
     def read_mask(self, start: int, length: int, *, random: bool = False) -> np.ndarray | None:
-        """For each of the tokens [start, start + length), 1 if it is a target, else 0: uint8 (length,). None: no masks.
+        """uint8 (length,): 1 for each target among the tokens [start, start + length), else 0. None: no masks.
 
         Raises:
             UserError: a mask file is gone or became shorter.

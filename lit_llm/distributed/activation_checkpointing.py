@@ -24,7 +24,7 @@ def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) ->
 
 
 def recomputes(mode: str | int, i: int) -> bool:
-    """Whether the backward pass recomputes any part of block number `i`. With a number k as `mode`, of every k-th block."""
+    """Whether the backward pass recomputes any part of block number `i`. If `mode` is a number k: whether k divides `i`."""
     return mode != "none" and (isinstance(mode, str) or i % mode == 0)
 
 

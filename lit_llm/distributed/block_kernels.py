@@ -25,9 +25,9 @@ def no_compiler(device: torch.device) -> str | None:
 
 
 def compile_blocks(model: GPT | CustomModel, device: torch.device) -> None:
-    """Compile each block's forward: one compilation serves all blocks, and FSDP's hooks run outside it.
+    """Compile each block's `forward`, in place. Blocks share one compilation. FSDP's hooks run outside the compiled code.
 
-    Under tensor parallelism the collectives within a block are compiled with it.
+    Under tensor parallelism, the collectives within a block are compiled too. Only warns if torch.compile cannot work.
     """
     reason = no_compiler(device)
     if reason:
@@ -47,7 +47,7 @@ def float8_problem(device: torch.device) -> str | None:
 
 
 def convert_to_float8(model: GPT | CustomModel) -> None:
-    """Replace the blocks' linear layers by torchao's float8 layers. The head is not replaced: logits need a larger range."""
+    """In `model`, replace the blocks' linear layers by torchao's float8 layers, but not the head: logits need more range."""
     from torchao.float8 import convert_to_float8_training  # an optional dependency
 
     # The kernels need both sizes to be multiples of 16. torchao itself does not skip layers of other sizes.

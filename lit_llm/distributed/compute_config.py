@@ -12,7 +12,7 @@ from lit_llm.models.attention_kernel_choice import AttentionKernel
 
 @dataclass
 class ComputeConfig:
-    """The settings of how blocks compute. These settings change results only by rounding."""
+    """Record of the settings of how blocks compute. These settings change results only by rounding."""
 
     activation_checkpointing: Annotated[Literal["none", "full", "attention", "cheap"] | int, whole(1, 10_000)] = "none"
     """The activations that the backward pass recomputes. full: every block from its input. A number k: whole blocks, but only
@@ -29,7 +29,7 @@ class ComputeConfig:
     """torch's float32_matmul_precision: high lets GPUs with tensor cores multiply fp32 matrices in tf32."""
 
     def problems(self) -> list[str]:
-        """One sentence for each reason why these settings cannot work, as far as it can be known without the device."""
+        """One sentence for each reason why these settings cannot work. Reasons that depend on the device are not checked."""
         problems = range_problems(ComputeConfig, "compute", vars(self))
         if self.float8 and importlib.util.find_spec("torchao") is None:
             problems.append("compute.float8 needs torchao: pip install torchao (or --compute.float8 false)")

@@ -13,7 +13,7 @@ def apply_context_parallel(model: GPT, mesh: DeviceMesh, kind: ContextAttention)
     """Split each sequence of a batch with targets over the ranks of the 1-D mesh `mesh`. Changes the model in place.
 
     Every rank gets the whole batch and computes the loss of its positions. Ranks communicate in attention only. Each rank has
-    the gradients of its own loss, so FSDP2 must average gradients over these ranks, too. Causal attention is balanced.
+    the gradients of its own loss, so FSDP2 must average gradients over these ranks, too. Work on causal attention is equal.
     """
     model.sequence_shard = SequenceShard(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), kind)
 

@@ -27,13 +27,13 @@ from lit_llm.models.gpt import GPT
 
 
 def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_mesh: DeviceMesh | None = None) -> None:
-    """Shard a model, or a stage of a pipeline, with FSDP2 over `strategy.shard_mesh`; experts over `expert_mesh` if given.
+    """Shard a model or a pipeline's stage, in place, by FSDP2 over `strategy.shard_mesh`; experts over `expert_mesh` if given.
 
     Blocks and embedding are gathered when needed; other parameters stay gathered during a step. A two-dimensional mesh
     (replicas × shards) gives hybrid sharding (HSDP).
 
-    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and
-    the same results, because autocast rounds these matrices anyway. All other parameters are gathered in their own dtype, in
+    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of fp32's bytes,
+    and the same results, as autocast rounds these matrices anyway. All other parameters are gathered in their own dtype, in
     the same collective. Gradients are summed over micro-batches and reduced in fp32, or in float64 if weights are float64.
     `strategy.kept` says whether weights and gradients stay whole within a step.
     """
@@ -140,12 +140,12 @@ def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
 
 
 def _is_rounded(owners: list[nn.Module]) -> bool:
-    """Whether autocast rounds the parameter of all `owners` before every use. Not a tied embedding: it is looked up in fp32."""
+    """Whether autocast rounds a parameter before every use. `owners`: the modules that share it. False for a tied embedding."""
     return all(isinstance(owner, _ROUNDED) for owner in owners)
 
 
 def _sum_gradients_in_fp32(unit: nn.Module) -> None:
-    """For weights of `unit` that FSDP2 gathers in bf16 or fp16, sum gradients in fp32, as one process with fp32 weights."""
+    """For weights of `unit` that FSDP2 gathers in 16 bits, make torch sum gradients in fp32, as one process does. In place."""
 
     def set_once(module: nn.Module, args: Any) -> None:  # whole weights exist from the first forward pass on
         for parameter in whole_parameters(unit):  # type: ignore[arg-type]

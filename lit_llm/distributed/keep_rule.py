@@ -10,7 +10,8 @@ KEPT_WHOLE_SHARE = 1 / 8
 
 
 class KeptWhole(NamedTuple):
-    """Whether ranks keep whole weights, and whole gradients, within an optimizer step: more memory, less communication."""
+    """Record of whether ranks keep whole weights, and whole gradients, within an optimizer step. Whole ones
+    take more memory and need less communication than parts."""
 
     weights: bool
     """Whether gathered weights stay from their first to their last use in a step: one gather a step, not two a micro-batch."""
@@ -27,8 +28,8 @@ def keep(
     gradient_bytes: int,
     memory: float,
 ) -> KeptWhole:
-    """Decide whether a rank keeps whole weights and whole gradients within a step. With auto: if each takes at most an eighth
-    of the device's memory.
+    """Decide whether a rank keeps whole weights (not `reshard_after_forward`) and gradients (not `reduce_each_micro_batch`)
+    within a step. "auto": each of them if its bytes are at most an eighth of the device's memory.
 
     A pipeline always keeps whole gradients, and whole weights unless `reshard_after_forward` is True: micro-batches follow each
     other too closely in a pipeline to gather and reduce for each.
@@ -36,7 +37,7 @@ def keep(
     Args:
         weight_bytes: bytes of the rank's whole weights, in the dtypes in which FSDP2 gathers weights.
         gradient_bytes: bytes of the rank's whole gradients, in fp32.
-        memory: bytes of memory of the rank's device; 0 if unknown.
+        memory: bytes of memory of the rank's device. 0: unknown, so that auto keeps neither.
     """
     if pipeline:
         return KeptWhole(weights=reshard_after_forward is not True, gradients=True)
@@ -45,7 +46,7 @@ def keep(
 
 
 def sharded_dimension(shape: Sequence[int], shards: int) -> int:
-    """The dimension along which FSDP2 shards the matrices of E experts, (E, …): whole experts if possible, else rows, columns.
+    """The dimension along which FSDP2 shards the matrices of E experts: 0 (whole experts) if possible, else 1, 2, ….
 
     Returns 0 if no dimension is a multiple of `shards`, because FSDP2 can shard only the first dimension unevenly.
     """

@@ -28,7 +28,7 @@ def layout(
     precision: str = "32-true",
     loss: LossConfig | None = None,
 ) -> tuple[int | None, list[str]]:
-    """The number of data-parallel ranks (None if the mesh does not fit `world_size`), and why the model cannot be trained."""
+    """(number of data-parallel ranks, None if the mesh does not fit `world_size`; reasons why the model cannot be trained)."""
     if not isinstance(strategy, MeshStrategy):
         problems = []
         # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.

@@ -34,7 +34,7 @@ def model_problems(
     """One sentence for each reason why a mesh of `sizes` cannot train the model. `pipeline_problems` explains most arguments.
 
     Args:
-        context_attention: what context-parallel ranks exchange: "gather" (all keys and values) or "heads".
+        context_attention: what context-parallel ranks exchange: "gather" (keys and values) or "heads" (see `MeshStrategy`).
     """
     from lit_llm.distributed.context_parallel import context_problems  # these import torch
     from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
@@ -69,6 +69,7 @@ def pipeline_problems(
     """One sentence for each reason why settings do not work with the pipeline `layout`. Empty without a pipeline.
 
     Args:
+        sizes, compute, precision: the mesh, the compute settings, and the Trainer's precision, such as "bf16-mixed".
         model: the GPT's configuration. None: the configuration is not checked.
         architecture: the custom model; None for a GPT.
         chunk_size: `loss.chunk_size`.

@@ -84,7 +84,7 @@ class MeshStrategy(ModelParallelStrategy):
         expert: number of ranks along shard, context and tensor_parallel that share the experts of a layer (`model.moe`). Each
             rank sends its tokens' activations to the ranks with the tokens' experts. Ranks with the same experts shard them.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
-            False: keep the weights, also for the next micro-batches of the step: fewer gathers, more memory. "auto": False in a
+            False: keep the weights until the step ends: fewer gathers than with True, more memory. "auto": False in a
             pipeline, or if the weights take at most an eighth of the device's memory and, on a GPU, the run then fits.
         reduce_each_micro_batch: reduce the gradients of each micro-batch over the shards (and once a step over replicas).
             False: once a step, which needs the memory of whole gradients in fp32. "auto": False in a pipeline, or if these
@@ -318,7 +318,8 @@ class MeshStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """A context for all micro-batches of a step but the last: delays what `kept` says of gradient reduction and freeing."""
+        """Context manager for a micro-batch that is not its step's last. In it, FSDP2 does not reduce gradients over the shards
+        if `kept.gradients` (else not over replicas), and does not free weights after backward if `kept.weights`."""
         assert self.model is not None
         set_last_micro_batch(self.model, self.kept, False)
         try:
@@ -352,7 +353,7 @@ class MeshStrategy(ModelParallelStrategy):
         return plain.state_dict() if self._pipelined is None else self._pipelined[1].optimizer_state(plain)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint. A collective: every rank calls this."""
+        """Write a checkpoint: rank 0 whole tensors or, with `sharded_checkpoints`, each rank its part. All ranks call this."""
         path = Path(self.broadcast(str(filepath)))
         if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
             self.checkpoint_io.save_checkpoint(split(checkpoint, self._stages), path, storage_options=self._writers)
@@ -412,7 +413,8 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def _part_of(value: Any, parameter: Tensor) -> Any:
-    """This rank's part of an optimizer state `value`, distributed like `parameter`. A value of another shape stays whole."""
+    """This rank's part of an optimizer state `value`, split as `parameter`. Values of other shapes stay whole, except one
+    number per row of stacked matrices, which is split as the rows."""
     shape = getattr(value, "shape", None)
     if isinstance(parameter, DTensor) and parameter.ndim == 3 and parameter.shape != shape == (*parameter.shape[:2], 1):
         parameter = zeros_by_row(parameter)  # NorMuon keeps one number per row
@@ -433,7 +435,8 @@ def loss_scaling(device_type: str) -> MixedPrecision:
 
 
 def set_last_micro_batch(model: torch.nn.Module, kept: KeptWhole, last: bool) -> None:
-    """Let FSDP2 reduce gradients and free weights after a step's last micro-batch only (`last`), as far as `kept` says so."""
+    """Set in all FSDP2 modules of `model` whether the next backward pass is a step's last (`last`). If not, gradients are not
+    reduced over shards if `kept.gradients` (else not over replicas), and weights are not freed if `kept.weights`."""
     for unit in model.modules():
         if isinstance(unit, FSDPModule):
             if kept.gradients:

@@ -37,7 +37,7 @@ NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
 
 @dataclass(frozen=True)
 class Layout:
-    """The parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
+    """Record of a run's parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
 
     Attributes:
         strategy: one of `STRATEGIES`, or "mesh" for other sizes of a MeshStrategy; "zero1" and "zero2" for comparisons.
@@ -117,7 +117,8 @@ class Layout:
         return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
 
     def smaller_meshes(self, devices_per_node: int) -> Iterator[tuple[str, Layout]]:
-        """Yield (its command-line flags, layout) for meshes of the same devices that give a rank less of model or sequence."""
+        """Yield (its command-line flags, layout) for meshes of the same devices with a larger tensor_parallel, pipeline or
+        context dimension, and so fewer shards, than this layout (or, if it is no mesh, than `sharded`)."""
         flag = "--trainer.strategy."
         mesh, words = (self, "") if self.is_mesh else (self.sharded(), f"--config {FSDP2} ")
         dimensions = {"tensor_parallel": mesh.tensor_parallel, "pipeline": mesh.pipeline.ranks, "context": mesh.context}

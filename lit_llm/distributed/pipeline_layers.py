@@ -10,7 +10,7 @@ Schedule = Literal["1f1b", "interleaved1f1b", "zbv", "dualpipev", "gpipe"]
 
 
 class ScheduleKind(NamedTuple):
-    """The properties of one of the pipeline schedules of torch.distributed.pipelining."""
+    """Record of the properties of one of the pipeline schedules of torch.distributed.pipelining."""
 
     torch_name: str
     stages: int | None
@@ -48,7 +48,7 @@ class PipelineLayout(NamedTuple):
         return self.ranks * (self.stages_per_rank or KINDS[self.schedule].stages or 2)
 
     def rank_of(self, stage: int) -> int:
-        """The rank of stage number `stage`. Four stages on two ranks: ranks 0, 1, 0, 1, or 0, 1, 1, 0 if the schedule folds."""
+        """The rank of stage number `stage`. Four stages on two ranks: 0, 1, 0, 1, or 0, 1, 1, 0 if the schedule is a "V"."""
         turn, place = divmod(stage, self.ranks)
         return self.ranks - 1 - place if KINDS[self.schedule].folds and turn % 2 else place
 
@@ -59,8 +59,8 @@ class PipelineLayout(NamedTuple):
     def layers(self, n_layer: int) -> list[range]:
         """The layers of each stage: at least one, and about equally many if embedding and head count as one layer each.
 
-        If `n_layer` layers do not divide evenly, middle stages get more: the first stage stores most activations, and the last
-        stage computes the loss.
+        Layers that are left over after an even division go to middle stages, else to the first stage, which stores most
+        activations, else to the last stage, which computes the loss.
         """
         stages = self.stages
         assert not self.layer_problems(n_layer)

@@ -20,7 +20,7 @@ _OF_TORCH = {
 
 
 class StageShare(NamedTuple):
-    """A stage of a pipeline: the layers from `start` to `stop` - 1; if `first` also the embedding, if `last` norm and head.
+    """A pipeline's stage: the layers from `start` to `stop` - 1; if `first` also the embedding, if `last` norm and head.
 
     `number` counts the stages of all ranks. `ahead`: how many blocks that predict later tokens the stage has after its layers.
     """
@@ -68,7 +68,7 @@ def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> t
 
 
 def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
-    """The number of micro-batches of a step that a plan simulates: enough for the peak memory, as later ones only repeat."""
+    """The number of micro-batches of a step that a plan simulates: all, or enough for the same peak of memory."""
     uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
     return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
 

@@ -108,7 +108,7 @@ class Stage(nn.Module):
 
 
 class _WithLoss(Function):
-    """Returns `x` (B, T, d) unchanged; in the backward pass, the scalar `loss` is differentiated too, with gradient 1."""
+    """Autograd function that returns `x` (B, T, d) unchanged. In the backward pass, the scalar `loss` gets the gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class PipelinedGPT(nn.Module):
             self.whole.init_weights()
 
     def reshard(self) -> None:
-        """Free the whole weights that FSDP2 keeps after `forward`, in each stage: stages are not registered as submodules."""
+        """In each stage, free the whole weights that FSDP2 keeps after `forward`, and leave the rank's own shards."""
         for stage in self.stages:
             if isinstance(stage, FSDPModule):
                 stage.reshard()
@@ -208,7 +208,7 @@ class PipelinedGPT(nn.Module):
         record: Callable[[dict[str, Tensor], LossSums], object],
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """Run forward and backward passes of all micro-batches in `window`, by the schedule. Gradients are added up.
+        """Run forward and backward passes of all micro-batches in `window`, and empty it. Gradients are added to `grad`.
 
         Args:
             loss: returns the loss function for a micro-batch.
@@ -328,5 +328,5 @@ def _no_sums(targets: Tensor) -> LossSums:
 
 
 def pipelined_part(module: nn.Module) -> tuple[str, PipelinedGPT] | None:
-    """The PipelinedGPT inside `module`, after the prefix of its names in the state dict: (prefix, PipelinedGPT); else None."""
+    """(prefix of its names in the state dict, PipelinedGPT) for the PipelinedGPT inside `module`; None if `module` has none."""
     return next(((f"{name}.", part) for name, part in module.named_modules() if isinstance(part, PipelinedGPT)), None)

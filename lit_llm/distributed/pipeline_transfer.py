@@ -42,7 +42,7 @@ class Transfer:
     def receive(
         self, stage: int, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return the input of a stage: `own` if this rank has the stage before it, and else the received tensor."""
+        """Return a stage's input: `own` if this rank has the stage before, else the tensor (`shape`, `dtype`) it waits for."""
         source = self.layout.rank_of(stage - 1)
         if source == self.rank:
             assert own is not None

@@ -110,7 +110,7 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
 
 def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Split LoRA's factors as their layers: B if a layer is split by columns, A if by rows. All other factors are replicated.
+    """In place, split LoRA's factors as their layers: B if a layer is split by columns, A if by rows. Others are replicated.
 
     An adapter computes its update on local parts, without communication: some columns of the output, or a partial sum of it.
     """
@@ -139,7 +139,7 @@ def _update_of_whole(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops:
 
 
 def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` for a layer that is split by columns or rows."""
+    """`LoRALinear.update` for a split layer: this rank's columns of the update (split by columns), or a partial sum (rows)."""
     # The redistributions do nothing forward. Backward, they sum the gradients of A and B over the ranks; the gradient of x is
     # summed later, once for all layers that share x.
     a, b = (factor.redistribute(placements=factor.placements) for factor in (a, b))
@@ -207,7 +207,7 @@ class _GatheredNorm(SequenceParallel):
 
 
 def distribute_parameters(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Distribute a module's own parameters, but no buffers, over a mesh. `distribute_module` calls this for each submodule."""
+    """Replace a module's own parameters, no buffers, by DTensors on a mesh. `distribute_module` calls it for each submodule."""
     for key, parameter in list(module.named_parameters(recurse=False)):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(distributed, requires_grad=parameter.requires_grad))

@@ -98,7 +98,7 @@ def split_positions(model: GPT, ranks: int) -> None:
 
 
 class _Summed(Function):
-    """Returns an input that all ranks have unchanged. The backward pass sums the gradient over the ranks (all-reduce)."""
+    """Autograd function that returns its input, equal on all ranks. The backward pass sums gradients over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class _Summed(Function):
 
 
 class _Moved(Function):
-    """All-gathers positions, (B, T / ranks, d) → (B, T, d), or reduce-scatters positions. The backward pass does the opposite.
+    """Autograd function that all-gathers positions, (B, T / ranks, d) → (B, T, d), or reduce-scatters; backward the opposite.
 
     `gathers`: whether the forward pass gathers. `is_whole`: x is complete on each rank, so a rank takes its part without a sum.
     """

@@ -55,7 +55,7 @@ _SENT: dict[str, Callable[[int], float]] = {  # bytes that a rank sends in a gro
 
 
 class Collectives(NamedTuple):
-    """The counts of all calls of one kind of collective along one mesh dimension, on this rank."""
+    """Record of the counts of all calls of one kind of collective along one mesh dimension, on this rank."""
 
     dimension: str
     """Name of the mesh dimension; "world" for all ranks, "other" for a group that belongs to no mesh."""

@@ -18,7 +18,7 @@ JOB_BYTES = 2**24
 
 @dataclass(frozen=True)
 class Input:
-    """A source (a file or a shard of a dataset), or the bytes [start, stop) of a plain text file."""
+    """Record of an input to tokenise: a source (file, or shard of a dataset), or the bytes [start, stop) of plain text."""
 
     source: Source
     split: str | None
@@ -30,7 +30,7 @@ class Input:
 
     @classmethod
     def of_file(cls, path: Path, split: str) -> Input:
-        """A plain text file of this machine, read whole."""
+        """Make the input for a whole plain text file of this machine, whose documents all belong to ``split``."""
         return cls(Source.local(path), split, ReadSettings(format="text"))
 
     @property
@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Job:
-    """Inputs that one worker tokenises, one after the other."""
+    """Record of inputs that one worker tokenises, one after the other."""
 
     inputs: tuple[Input, ...]
 

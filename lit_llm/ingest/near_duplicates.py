@@ -60,7 +60,7 @@ class HashIndex:
         return possible[self.hashes[places] == possible]
 
     def documents_with(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers (m,) of the documents with any of the distinct ``hashes`` (n,), and how many each document has (m,)."""
+        """Numbers (m,) of the documents with any of the distinct ``hashes`` (n,), and how many of the hashes each has (m,)."""
         first, last = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
         documents = [self.documents[a:b] for a, b in zip(first, last, strict=True)]
         return np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
@@ -88,8 +88,8 @@ class Sketcher:
             self._smallest = np.unique(np.concatenate([self._smallest, hashes]))[:SKETCH_HASHES]
 
     def sketch(self) -> np.ndarray:
-        """The sketch of the document, (2 + k,) uint64: size in bytes, hash of the whole text, and the k smallest hashes of
-        shingles, sorted; k is at most ``SKETCH_HASHES``."""
+        """The sketch of the document, (2 + k,) uint64: size in bytes and hash of the normalised text, and the k smallest hashes
+        of shingles, sorted; k is at most ``SKETCH_HASHES``."""
         return np.concatenate([np.array([self._text.size, self._text.whole()], dtype=np.uint64), self._smallest])
 
 
@@ -144,7 +144,7 @@ class Checker:
 
     def contained(self) -> tuple[np.ndarray, np.ndarray]:
         """The numbers (m,) of the held-out documents that have hashes in common with the training document, and for each (m,)
-        the share of its hashes that the training document has."""
+        the share of this held-out document's hashes that the training document has."""
         index = self._index
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *self._hashes]))
         named, counts = index.documents_with(hashes)
@@ -169,7 +169,7 @@ class _Text:
         self._whole = hashlib.blake2b(digest_size=8)
 
     def add(self, piece: bytes) -> Iterator[np.ndarray]:
-        """Yield, in arrays (n,) uint64, the sampled hashes of the shingles that end in ``piece``."""
+        """Add ``piece`` to the text, and yield, in arrays (n,) uint64, the sampled hashes of the shingles that end in it."""
         added = piece.translate(_LOWER, delete=b" \t\n\r\f\v")
         self.size += len(added)
         self._whole.update(added)

@@ -94,7 +94,7 @@ def open_source(source: Source) -> BinaryIO:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Options of fsspec for a URL: timeouts of seconds instead of minutes, and for HTTP no decompression of the content."""
+    """Options of fsspec for a URL: timeouts of seconds (fsspec's own: minutes), and for HTTP no decompression of content."""
     protocol = urlsplit(url).scheme.lower()
     if is_http(url):
         aiohttp = need("aiohttp", what=public_name(url))
@@ -199,7 +199,8 @@ class _RemoteFile(io.RawIOBase):
             self._file.seek(self._position)
 
     def _open_stream(self) -> None:
-        """Request the rest of the file from an HTTP server, as one answer. Not every server can send a part of a file."""
+        """Request the rest of the file from an HTTP server, as one answer. Raises a UserError if the server cannot send
+        the rest alone, or the file has changed."""
         headers = {"Accept-Encoding": "identity"}
         if self._position:
             headers["Range"] = f"bytes={self._position}-"

@@ -72,9 +72,9 @@ def is_report(path: str, exists: Callable[[str], bool]) -> bool:
 
 
 class MissingFiles(str):
-    """A problem with a path that matches no file on this machine.
+    """The sentence about a path that matches no file on this machine.
 
-    `fit` refuses to start, as with any other problem. `plan` needs no data, so `plan` goes on without the dataset's size.
+    The class tells it from other problems: `fit` refuses both, but `plan` goes on without the size of missing data.
     """
 
 

@@ -63,7 +63,7 @@ class ProgressLog:
 
     @contextlib.contextmanager
     def stage(self, title: str, *, total: int, done: int = 0, unit: str = "MB of text") -> Iterator[Report]:
-        """Yield the `Report` function of one stage of the work, which shows the stage's progress under the name ``title``.
+        """Context manager around one stage of the work. Yields the `Report` function, which shows progress with name ``title``.
 
         Args:
             total: bytes of all sources. A source of unknown size counts as 0.

@@ -80,7 +80,7 @@ def _tail_cut(file: Input, fraction: float) -> int:
 
 
 class SelectedPiece(NamedTuple):
-    """A piece of a document and the document's split. ``first``, ``last``: whether the piece begins, or ends, the document."""
+    """Record of a document's piece and the document's split. ``first``, ``last``: whether it begins, or ends, the document."""
 
     text: bytes
     split: str

@@ -58,7 +58,7 @@ class SplitInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of ``meta.json``."""
+    """Record of the content of ``meta.json``, which describes a folder of token shards."""
 
     tokenizer: str
     """``Tokenizer.identity()`` of the tokenizer that is saved beside the manifest."""

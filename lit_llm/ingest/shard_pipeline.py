@@ -47,7 +47,7 @@ _SAMPLE_BYTES = 2**16  # about the number of bytes in the sample from each input
 
 
 class Summary(NamedTuple):
-    """The result of `ingest`: the manifest of the shards; numbers of documents without text (``skipped``) and of training
+    """Record of the result of `ingest`: the shards' manifest; numbers of documents without text (``skipped``) and of training
     documents that nearly repeat held-out ones; whether masks were written; and the sources that are not UTF-8 (``invalid``)."""
 
     manifest: Manifest

@@ -16,7 +16,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, repr=False)
 class Source:
-    """The path, size and version of a file when it was listed. Can be pickled: the file is not open."""
+    """Record of a file to read: its path, size and version when it was listed. Can be pickled: it holds no open file."""
 
     path: str
     """A path, or a URL such as s3://bucket/key. A URL may have a password in it: print and store ``name`` instead."""

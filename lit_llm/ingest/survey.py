@@ -22,7 +22,7 @@ _FORMAT = 4
 
 
 class Found(NamedTuple):
-    """The result of reading the inputs of one job to choose held-out documents."""
+    """Record of the result of reading the inputs of one job to choose held-out documents."""
 
     documents: int
     """Number of documents that are held out because of the hash of their text, from inputs without a split."""
@@ -41,7 +41,8 @@ def select(
     workers: int,
     progress: ProgressLog,
 ) -> Selection:
-    """The rules that hold out or leave out documents. Of the inputs without a split, at least one document is held out.
+    """Make the rules that hold out or leave out documents, after reading the inputs. If there are inputs without a split, at
+    least one of their documents is held out.
 
     Args:
         folder: where the results of finished jobs are kept for a repeated call.

@@ -46,7 +46,7 @@ def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
 
 @dataclass
 class PartCounts:
-    """Counts of one split of a part, or their sum over several parts."""
+    """Record of the counts of one split of a part, or of the sum over several parts."""
 
     documents: int = 0
     bytes: int = 0
@@ -64,7 +64,7 @@ class PartCounts:
 
 @dataclass
 class Part:
-    """The counts of a finished job of tokenisation, or the sum over several jobs."""
+    """Record of the counts of a finished job of tokenisation, or of the sum over several jobs."""
 
     splits: dict[str, PartCounts] = field(default_factory=dict)
     skipped: int = 0
@@ -79,7 +79,7 @@ class Part:
     """The number of preference pairs. A pair is two documents, one with the chosen and one with the rejected answer."""
 
     def add(self, other: Part) -> None:
-        """Add the counts of the part ``other``."""
+        """Add the counts of the part ``other`` to the counts of this part, in place. Lists of sources are joined."""
         for name, counts in other.splits.items():
             self.splits.setdefault(name, PartCounts()).add(counts)
         self.skipped += other.skipped
@@ -89,7 +89,7 @@ class Part:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Part | None:
-        """The record of the job ``key``; None if the job is not finished."""
+        """The counts of the job ``key``, read from its file in ``folder``; None if the job is not finished."""
         try:
             part: Part = from_json(cls, read_json(folder / f"{key}.json"))
         except FileNotFoundError:

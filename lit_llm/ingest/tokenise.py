@@ -94,7 +94,8 @@ class JobRunner:
         return [(ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known))]
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
-        """Yield the pieces of an input that are to be encoded. ``part`` gets skipped documents and sources with bad bytes."""
+        """Yield the pieces of an input that are to be encoded. Counts in ``part`` the documents without text and the one-piece
+        near-duplicates, which are left out, and lists there a source with bytes that are not UTF-8."""
         keeps_bytes = isinstance(self.tokenizer, Bytes)
         skipped: list[int] = []
         for piece in self.selection.pieces(one, report, skipped.append):

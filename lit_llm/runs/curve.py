@@ -26,7 +26,7 @@ TOLERANCE = 0.02
 
 @dataclass
 class Row:
-    """The logged values of one optimizer step; None where a value was not logged."""
+    """Record of the logged values of one optimizer step; None where a value was not logged."""
 
     step: int
     tokens: float | None = None
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass
 class Curve:
-    """The curve of a run: `rows` by ascending step, and `facts` about the run: name → text, such as versions, seed, command."""
+    """Record of a run's curve: `rows` by ascending step, and `facts` about the run: name, such as seed or command → text."""
 
     facts: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)

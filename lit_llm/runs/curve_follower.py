@@ -74,7 +74,7 @@ class CurveFollower(Logger):
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Compare the rows that earlier launches of a resumed run logged: those of its `curve` up to the resumed `step`."""
+        """Compare, as if logged now, the rows of earlier launches of a resumed run: those of `curve` up to the step `step`."""
         for row in curve.rows:
             if row.step <= step and row.step in self._rows:
                 self._compare(row)

@@ -17,7 +17,7 @@ _FIRST = 2
 
 
 class EventFile(NamedTuple):
-    """The texts in an event file, and the number of bytes that could be read.
+    """Record of the texts in an event file, and of the number of bytes that could be read.
 
     Attributes:
         events: the first `_FIRST` events, and all events with text.

@@ -31,7 +31,7 @@ BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if
 
 
 def named_base(path: str | None) -> Path | None:
-    """The checkpoint of the run folder or checkpoint `path`, the value of a flag --init_from; None without the flag.
+    """The checkpoint that `path`, the value of --init_from, names: itself, or the last one of a run folder. None for None.
 
     Raises:
         UserError: There is no checkpoint at `path`.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Series(NamedTuple):
-    """The logged values of one metric: lists of equal length, by ascending step."""
+    """Record of the logged values of one metric: lists of equal length, by ascending step."""
 
     steps: Sequence[int]
     """For each value, the number of optimizer steps that were complete when it was logged."""
@@ -140,7 +140,7 @@ class LoadedRun:
 
     @cached_property
     def events(self) -> EventAccumulator:
-        """All events in the TensorBoard files of the folder, without the rows that a resumed run repeats.
+        """All events in the TensorBoard files of the folder. Of a step that a resumed run logged again: only the newest events.
 
         Raises:
             UserError: An event file was not written by TensorBoard.

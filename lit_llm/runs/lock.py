@@ -44,7 +44,7 @@ PATIENCE = 60.0
 
 
 class _Owner(NamedTuple):
-    """The owner of a lock: the entries of lock.json, and the file's modification time."""
+    """Record of the owner of a lock: the entries of lock.json, and the file's modification time."""
 
     pid: int
     host: str
@@ -75,7 +75,7 @@ class RunLock:
         self._thread: threading.Thread | None = None
 
     def refuse_if_held(self) -> None:
-        """Return if no process owns the lock, or the process that owns it no longer runs. May wait `PATIENCE` seconds.
+        """Check that no running process owns the lock. May wait `PATIENCE` seconds. Remembers a dead owner, for `acquire`.
 
         Raises:
             UserError: Another process owns the lock.
@@ -117,7 +117,7 @@ class RunLock:
                 self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Check that this process still owns the lock. Called before a checkpoint is written.
+        """Check that no other process has taken over this process's lock. Called before a checkpoint is written.
 
         Raises:
             RuntimeError: Another process has taken the lock over, because this process had no heartbeat for `PATIENCE` s.
@@ -183,7 +183,7 @@ class RunLock:
 
 
 def sign_of_life(run_dir: Path) -> str:
-    """A clause about the lock's owner: it runs, was killed or, on another machine, when it last beat. "": there is no lock."""
+    """A clause about the lock's owner: it runs, was killed or, if that is unknown, its last heartbeat. "": no lock."""
     owner = _read(run_dir / LOCK)
     if owner is None:
         return ""

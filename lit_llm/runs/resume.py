@@ -58,7 +58,7 @@ def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> P
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a launch starts: the checkpoint from which it continues or which it evaluates, and what follows from it."""
+    """Record of a launch's start: the checkpoint that it continues from or evaluates, and what follows from the checkpoint."""
 
     saved: SavedRun | None = None
     """The checkpoint; None: training starts at step 0. On ranks above 0 it shows only that a checkpoint exists: it is not
@@ -83,7 +83,7 @@ class RunStart:
 
     @property
     def end(self) -> str | None:
-        """Why there is nothing to train: `ended`. None, so that training goes on, if an important setting changed.
+        """Why there is nothing to train: `ended`. None, so that training goes on, also if an important setting has changed.
 
         Important settings decide where a run ends, or make a different run. Changes of data do not count.
         """
@@ -104,7 +104,7 @@ class RunStart:
 
         Args:
             model, architecture, lora, optimizer_class, data: The current settings; None for settings that are invalid already.
-            accepted: Ignore differences that only lead to a different run (`--accept_changes`).
+            accepted: Whether to leave out differences that only make a different run (`--accept_changes`).
         """
         if self.saved is None or not is_rank_zero():
             return []
@@ -133,8 +133,8 @@ class RunStart:
     ) -> tuple[list[str], list[str]]:
         """Compare the settings in the checkpoint with the current `settings`, which are by key.
 
-        Returns (refused changes, announced changes), as `setting_changes` in `lit_llm.runs.setting_changes` does. A checkpoint
-        without settings gives no changes.
+        Returns (refused changes, announced changes). The result and all arguments are those of `setting_changes` in
+        `lit_llm.runs.setting_changes`. A checkpoint without settings gives no changes.
         """
         assert self.saved is not None
         branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
@@ -151,7 +151,7 @@ class RunStart:
 
         Args:
             vocab_size: the model's setting. None: the data decide it, so their vocabulary is compared with the checkpoint's.
-            accepted: Ignore that the data differ. A vocabulary of another size is always a difference.
+            accepted: Whether to leave out that the data differ. A vocabulary of another size always counts.
         """
         if self.saved is None:
             return []

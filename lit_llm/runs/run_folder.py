@@ -29,7 +29,7 @@ ENDED = "ended.json"
 
 
 def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_dir, or --run") -> Path:
-    """The path of a run folder, with `~`, `$NAME` and `${NAME}` in the user's text replaced. `key` and `flag` are for messages.
+    """The path of a run folder, with `~`, `$NAME` and `${NAME}` in the user's text replaced. `key`, `flag`: names for errors.
 
     No other code expands the path, except Lightning's TensorBoardLogger, for its event files.
 
@@ -84,7 +84,7 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def refuse_hugging_face(folder: Path, flag: str = "--run") -> None:
-    """Raise a UserError that names the command that imports the folder, if it holds a model of transformers."""
+    """If `folder`, which the user named by `flag`, holds a model of transformers, raise a UserError: how to import it."""
     if (folder / "config.json").is_file():
         make = f"make a run folder of it first: python -m lit_llm import --from {folder} --out RUN"
         raise UserError(f"{folder} is a Hugging Face folder; {make} ({flag})")

@@ -25,7 +25,7 @@ one. Imported checkpoints lack the key."""
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint: its `path`, and in `values` Lightning's dict, with tensors on the meta device."""
+    """Record of a checkpoint: its `path`, and in `values` Lightning's dict, with tensors on the meta device."""
 
     path: Path
     values: dict[str, Any] = field(repr=False)

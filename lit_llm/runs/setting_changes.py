@@ -100,13 +100,13 @@ def same_on_all_ranks(settings: Mapping[str, Any]) -> dict[str, str]:
 def setting_changes(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool
 ) -> tuple[list[str], list[str]]:
-    """Compare the settings of a checkpoint with the current ones.
+    """Compare the settings of a checkpoint, `saved`, with those of the run, `now`. Both are by key.
 
-    A setting that only the checkpoint (`saved`) or only the run (`now`) has is not compared.
+    Not compared are settings that only one of them has, the optimizer's class, and arguments of a class that has changed.
 
     Args:
-        accepted: Announce changes under the rule REFUSED (`--accept_changes`, or a branch).
-        compares_data: Ignore changes under the rule DATA: the data module compares them (`TokenDataModule.changes_since`).
+        accepted: Whether changes under the rule REFUSED are announced, not refused (`--accept_changes`, or a branch).
+        compares_data: Whether to leave changes under the rule DATA to the data module (`TokenDataModule.changes_since`).
 
     Returns:
         (sentences about refused changes, with the flags that resolve them; announced changes, as `key before → now`).
@@ -144,6 +144,6 @@ def _is_class(before: Any, now: Any) -> bool:
 
 
 def _effective(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a setting. If `schedule.total_steps` is None, trainer.max_steps: such a schedule ends with the run."""
+    """The value of the setting `key`; for a `schedule.total_steps` of None, that of trainer.max_steps, which then counts."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value

@@ -47,7 +47,7 @@ def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANION
 def write_taught_ids(run: Path, tokenizer: Tokenizer, chat: ChatForm | None) -> None:
     """Write into a run folder the ids that training teaches: BOS and EOS of documents, or a conversation's end of turn.
 
-    Imported files have the ids of the earlier training. `chat`: the form of the chat template; None if the data are no chats.
+    Changes the imported files, which have the ids of earlier training. `chat`: form of the chats; None: no conversations.
     """
     taught = tokenizer.eos_id if chat is None else chat.end_of_turn_id
     content = generation(run, eos_id=tokenizer.eos_id)

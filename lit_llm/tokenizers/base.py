@@ -25,7 +25,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class DocumentIds(NamedTuple):
-    """The BOS id, which precedes every document, and the EOS id, which follows every document. None: no such id."""
+    """Record of the BOS id, which precedes every document, and the EOS id, which follows every document. None: no such id."""
 
     bos_id: int | None
     eos_id: int | None
@@ -53,7 +53,7 @@ class DocumentIds(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Encodes text to token ids, and decodes token ids to text. Ids are in [0, vocab_size)."""
+    """Base class of tokenizers, which encode text to token ids in [0, vocab_size), and decode ids to text."""
 
     @property
     @abstractmethod
@@ -115,7 +115,7 @@ class Tokenizer(ABC):
         return self.encode(text.decode("utf-8", errors="replace"))
 
     def identity(self) -> str:
-        """A string for cache keys, which differs between tokenizers with other ids for any text, or other BOS or EOS ids."""
+        """A string for cache keys. The strings of two tokenizers differ if the ids of some text, or BOS or EOS, differ."""
         return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}{self.class_identity()}"
 
     def same_vocabulary(self, other: Tokenizer) -> bool:

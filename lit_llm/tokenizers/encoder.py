@@ -45,7 +45,7 @@ _Encode = Callable[[bytes], np.ndarray]
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """The encoder chosen for a tokenizer's texts. The object is small, so that it can be sent to other processes."""
+    """Record of the encoder chosen for a tokenizer's texts, with the reason. Small, as other processes get a copy."""
 
     kind: Literal["tiktoken", "tokenizers", "own"]
     """The library that encodes; "own": the methods of the tokenizer's class encode."""
@@ -58,7 +58,7 @@ class EncoderChoice:
 
 
 def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken: bool = True) -> EncoderChoice:
-    """Choose the fastest encoder that gives the tokenizer's ids, and the join with which pieces give a whole document's ids.
+    """Choose the fastest encoder that gives the tokenizer's ids, and how to encode pieces so that they give a document's ids.
 
     Args:
         sample: texts like those to encode. At most 2**17 characters of each text, and 2**20 in all, are compared.
@@ -114,7 +114,7 @@ class PieceEncoder:
         self._join: Join = choice.join
 
     def encode(self, text: bytes, *, continues: bool = False) -> np.ndarray:
-        """Return the ids (n,) of a text, of any integer type. BOS and EOS are not added.
+        """Return the ids (n,) of a text, of any integer type, without BOS and EOS. Adds to ``unknown_tokens``, ``token_bytes``.
 
         Args:
             text: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.

@@ -22,7 +22,7 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Learned(HuggingFaceTokenizer):
-    """A tokenizer whose vocabulary is learned from the training text when the data is prepared.
+    """Base class of tokenizers whose vocabulary is learned from the training text when the data is prepared.
 
     Args:
         vocab_size: number of ids. A short text may give fewer ids.
@@ -53,7 +53,7 @@ class Learned(HuggingFaceTokenizer):
         return self._trained is not None
 
     def train(self, texts: Iterable[str]) -> None:
-        """Learn the vocabulary from ``texts``, which are iterated over once."""
+        """Learn the vocabulary from ``texts``, which are iterated over once. Replaces a vocabulary learned before."""
         backend = self._learn(texts)
         backend.encode_special_tokens = True
         self._trained = backend
@@ -75,7 +75,7 @@ class Learned(HuggingFaceTokenizer):
 
 
 class Characters(Learned):
-    """A tokenizer with one id for each of the most frequent characters of the training text. All others share the id of U+FFFD.
+    """A tokenizer with one id for each of the most frequent characters of the training text. Others share the id of U+FFFD.
 
     Unknown characters are lost: they decode as U+FFFD. Bits per byte use the original number of bytes of unknown characters,
     which is counted when the text is tokenised.

@@ -77,7 +77,7 @@ class ChatEncoder:
         return next((i for i in after if i in self._added), after[0] if after else None) if SENTINEL in text else None
 
     def encode(self, conversation: bytes, *, where: str) -> list[EncodedChat]:
-        """Encode one conversation: one entry. A preference pair gives two: with the chosen, then with the rejected answer.
+        """Encode a conversation: a list of one. Of a preference pair: two, with the chosen and then with the rejected answer.
 
         Of a preference pair, only the two answers are targets.
 

@@ -24,7 +24,7 @@ _PROMPTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enabl
 
 
 class Rendered(NamedTuple):
-    """A conversation as a template writes it."""
+    """Record of a conversation as a template writes it: the text, and the places of the assistant's answers in it."""
 
     text: str
     answers: list[tuple[int, int]]
@@ -77,7 +77,7 @@ class Renderer:
         return self._marked({"messages": messages}, "a question and an answer")
 
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
-        """The text of a conversation. ``prompt``: add the template's text before an answer. ``where``: the name in errors."""
+        """The text of a conversation. ``prompt``: with the template's text before an answer. ``where``: its name in errors."""
         return str(self._call(chat, where, prompt=prompt)[0][0])
 
     def readable(self, chat: Chat) -> Chat:
@@ -152,14 +152,15 @@ class Renderer:
         return begin, end
 
     def _shared(self, one: str, other: str) -> int:
-        """The length of the longest common start of both texts, in characters, without the name of a token that is cut by its
-        end."""
+        """The length in characters of the longest common start of both texts. If that start ended inside the name of a token,
+        it is cut before the name."""
         shared = _shared(one, other)
         near = [self._tokens.finditer(text, max(0, shared - 99), shared + 99) for text in (one, other)]
         return min([shared, *(token.start() for tokens in near for token in tokens if token.start() < shared < token.end())])
 
     def _is_in(self, chat: Chat, number: int, learned: str, where: str) -> bool:
-        """Whether ``learned``, the text found as the answer of message ``number``, has its content, perhaps changed."""
+        """Whether ``learned``, the text found as the answer of message ``number``, comes from the message: from the names of
+        its tool calls or, without calls, its content, which the template may change. ``where``: the name in errors."""
         message = chat["messages"][number]
         if calls := message.get("tool_calls"):  # then a template may leave out the content, as a thought
             return all(str(call.get("function", call).get("name")) in learned for call in calls)
@@ -215,7 +216,7 @@ class Renderer:
 
 
 def _with_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of the messages in which ``change`` was applied to the arguments of each tool call."""
+    """A copy of ``value``, messages, in which ``change`` was applied to the arguments of each tool call."""
     if isinstance(value, list):
         return [_with_arguments(one, change) for one in value]
     if isinstance(value, dict):

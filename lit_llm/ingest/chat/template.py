@@ -26,7 +26,7 @@ _GENERATION = "generation_config.json"
 
 
 class NoChatTemplate(UserError):
-    """The tokenizer's files have no chat template."""
+    """The error for a tokenizer whose files have no chat template."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ChatTemplate:
         return _MARK.search(self.text) is not None
 
     def identity(self) -> str:
-        """A text for a cache key. Two texts differ if the templates may write a conversation differently, as on another day."""
+        """A text for a cache key. It differs for templates that differ and, if the template can write the date, every day."""
         day = str(datetime.date.today()) if "strftime_now" in self.text else ""
         content = json.dumps([self.text, self.special_tokens, day], sort_keys=True)
         return f"chat-{hashlib.sha256(content.encode()).hexdigest()}"
@@ -103,7 +103,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 class ChatForm(NamedTuple):
-    """The form in which the conversations of shards are written: the chat template and the end-of-turn id."""
+    """Record of the form in which the conversations of shards are written: the chat template and the end-of-turn id."""
 
     template: str
     """The Jinja source of the chat template."""

@@ -31,7 +31,7 @@ _SHARD = re.compile(r"#shard=(\d+)$")
 
 @dataclasses.dataclass(frozen=True)
 class _Name:
-    """The parts of the name of a dataset on the hub. A part that the user left out is None."""
+    """Record of the parts of the name of a dataset on the hub. A part that the user left out is None."""
 
     dataset: str
     config: str | None

@@ -12,7 +12,7 @@ PIECE_BYTES = 2**18
 
 
 class Piece(NamedTuple):
-    """A part of a document, or a whole document. Readers yield the pieces of a document in order."""
+    """Record of a part of a document, or a whole document. Readers yield the pieces of a document in order."""
 
     text: bytes
     """The text of the piece in UTF-8. Invalid bytes of a plain text file are passed on unchanged."""
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class SourceFile:
-    """A file that is being read: the settings for the reader, and the counts that the reader updates."""
+    """Record of a file that is being read: the settings for the reader, and the counts that the reader updates."""
 
     name: str
     """The file's name, for messages."""

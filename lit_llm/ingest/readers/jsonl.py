@@ -16,7 +16,7 @@ from lit_llm.ingest.readers.text_value import text_in, type_name
 
 
 def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece]:
-    """Yield the documents of a JSONL file: texts or conversations. Blank lines are ignored.
+    """Yield, in pieces, the documents of a JSONL file: texts or conversations. Blank lines are ignored.
 
     Args:
         hint: the end of error messages: how to read the file as plain text if it only looks like JSONL. May be empty.

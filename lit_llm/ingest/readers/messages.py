@@ -33,7 +33,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class MessagesColumn(TextColumn):
-    """Reads the conversations in one column of a Parquet or Arrow file, and the columns ``BESIDE`` the messages."""
+    """Reads the conversations in one column of a Parquet or Arrow file, and the columns named in ``BESIDE``, such as tools."""
 
     what = _KEY
     wanted = "conversations must be lists of messages"
@@ -184,10 +184,10 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def without_null(value: Any, *, within: bool = False) -> Any:
-    """A row of a table without nulls in lists of messages: a table has a null where a message lacks a key.
+    """A copy of ``value`` without keys whose value is null, inside lists: a table has a null where a message lacks a key.
 
     Args:
-        within: whether ``value`` is inside a list, or below a key of ``BESIDE``, so that the nulls in ``value`` are removed.
+        within: whether ``value`` is inside a list, or below a key of ``BESIDE``, where such keys are removed, too.
     """
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not within or one is not None}

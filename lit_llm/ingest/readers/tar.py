@@ -101,7 +101,7 @@ def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]
 
 
 class _Blocks:
-    """A stream whose attribute ``last`` has the bytes of the last read."""
+    """A wrapper of a binary stream. Its attribute ``last`` has the bytes of the latest call of ``read``."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.last = stream, b""
