@@ -103,6 +103,8 @@ class Architecture:
             with torch.device(device):
                 module = cls(vocab_size=vocab_size, **self.init_args)
         except ValueError as error:  # the class refuses a value. Other errors are bugs, and keep their traceback.
+            if device == "meta":
+                raise  # the reason may be the device
             raise UserError(f"architecture {self.class_path} cannot be built: {error} (--architecture)") from error
         if getattr(module.forward, "__func__", None) is nn.Module.forward and cls.__call__ is nn.Module.__call__:
             raise UserError(
