@@ -18,7 +18,7 @@ from .errors import UserError
 
 
 class Score(NamedTuple):
-    """The likelihood of a continuation of a text under the model."""
+    """Record of how likely a continuation of a text is under the model."""
 
     log_likelihood: float
     """Sum of the log-probabilities of the continuation's tokens, in nats."""
@@ -78,7 +78,7 @@ class LogLikelihoods:
         return pair
 
     def require(self, place: str, pair: Pair, text: str) -> None:
-        """Refuse a pair that cannot be scored. lm_eval's model `hf` refuses it, too: no tokens would seem certain (score 0).
+        """Refuse a pair that cannot be scored, as lm_eval's model `hf` does: a continuation without tokens would get score 0.
 
         Args:
             place: where the pair comes from, for the error: task and row.

@@ -102,7 +102,7 @@ class _Guard:
         return result
 
     def _may_try(self) -> bool:
-        """Whether it is time for another attempt, and the logger's folder can be written."""
+        """Test whether the logger's folder can be written. False, without a test, for `RETRY_SECONDS` after each test."""
         if time.monotonic() < self._retry_at:
             return False
         self._retry_at = time.monotonic() + RETRY_SECONDS
