@@ -23,7 +23,7 @@ _MOST_PHASES = 12
 
 
 def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
-    """The phases in order: warmup (the rate rises), stable (at the peak), decay (the rate falls), constant (below the peak).
+    """The phases in time order: warmup (the rate rises), stable (at the peak), decay (the rate falls), constant (below it).
 
     Ends of phases are exact in a run of up to 2,048 steps. A longer run is sampled: a phase between two samples may be missed.
 
