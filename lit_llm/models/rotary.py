@@ -15,7 +15,7 @@ from lit_llm.models.small_layers import KeepsPrecision
 
 
 class PositionsInDocuments(NamedTuple):
-    """For each position of a sequence, its number in its document and the document's length."""
+    """Record: for each position of a sequence, its number in its document, and the document's length."""
 
     positions: Tensor
     """(B, S) int64: number of the position in its document, from 0."""
