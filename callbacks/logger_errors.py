@@ -80,7 +80,7 @@ class _Guard:
                 wrap(self._writer, name, self._call)
 
     def _call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the logger's method `inner`, and return its result; do nothing while the logger cannot write."""
+        """Call the logger's method `inner`, and return its result; None after an OSError, or while the logger cannot write."""
         if self._trying:  # called by the method that is tried again below
             return inner(*args, **kwargs)
         again = self.error is not None

@@ -200,7 +200,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         self._unsaid_steps += 1
 
     def _replace_by_mean(self, metrics: dict[str, float]) -> int:
-        """In `metrics`, replace the loss by the mean of the sum `_unsaid`, and the perplexity by e to this mean; remove both if
+        """In `metrics`, replace the loss by its mean since the last call, and the perplexity by e to this mean; remove both if
         no target counted. Sets `_unsaid` to 0. Returns the number of steps that had counted targets.
         """
         total, count, steps = map(float, self._unsaid)
