@@ -193,7 +193,7 @@ def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
     """Exchange equally many rows between all ranks (all-to-all): (ranks · r, …) → (ranks · r, …).
 
-    Rows i · r to (i + 1) · r of the input go to rank i; the same rows of the result come from rank i.
+    Rows i · r to (i + 1) · r - 1 of the input go to rank i; the rows of the result with these numbers come from rank i.
     """
     sizes = [rows.size(0) // ranks] * ranks
     return send_rows(rows, sizes, sizes, group)
