@@ -78,8 +78,8 @@ class GPTConfig:
     norm_unit_offset: bool = False
     """Whether the gain of RMSNorm is 1 + weight (Gemma) instead of weight. Norms of latents always have the gain weight."""
     parallel_residual: bool = False
-    """Whether attention and MLP read the same input (GPT-NeoX), instead of the MLP reading attention's output. Needs
-    norm_position pre."""
+    """Whether attention and MLP read the same input (GPT-NeoX). False: the MLP reads the residual stream after attention.
+    True needs norm_position pre."""
     embedding_scale: Annotated[float | None, above(0, 10**6)] = None
     """Factor by which token embeddings are multiplied. None: 1. Gemma: sqrt(n_embd)."""
     residual_scale: Annotated[float, above(0, 10**6)] = 1.0
@@ -253,8 +253,8 @@ class GPTConfig:
         """Initial standard deviation of the output matrix.
 
         The normalised residual stream has norm √d, so logits have variance d·std², and the first loss is ln V + d·std²/2. Up
-        to a width of about 1,000, std is init_std (0.02). Above, std is below init_std, so that the first loss is within 2 %
-        of ln V. With base_width, std is the base model's std divided by n_embd / base_width, within the same limit.
+        to a width of about 1,000, std is init_std (0.02). In wider models, std is less than init_std, so that the first loss
+        is within 2 % of ln V. With base_width, std is the base model's std divided by n_embd / base_width, in the same limit.
         """
         assert self.vocab_size is not None
         width, _ = self.size_ratios or (1.0, 1.0)

@@ -147,7 +147,7 @@ class Router(KeepsPrecision):
 
 
 def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Set the shares that the balancing loss of the next optimizer step uses, from this step's sums.
+    """Set each router's `shares`, which its balancing loss uses in the following optimizer step, from this step's sums.
 
     Args:
         routers: the routers of the L blocks with experts. Routers of other pipeline stages are on the meta device: unchanged.
