@@ -90,7 +90,7 @@ class MuonAdamW(GroupOptimizer):
         super().__init__(params, options | {"betas": tuple(betas)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, split into a Muon group and an AdamW group, each with only its algorithm's options."""
+        """Add a parameter group as a Muon group, an AdamW group or both, each with only its algorithm's options."""
         params = param_group["params"]
         items = [params] if isinstance(params, Tensor) else list(params)  # tensors, or (name, tensor) as torch allows
         tensors = [item[1] if isinstance(item, tuple) else item for item in items]
