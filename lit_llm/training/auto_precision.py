@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 def choose(accelerator: Any) -> Choice:
-    """Choose bf16-mixed if this machine's device computes in bf16 in hardware, else 32-true, which is then faster than bf16.
+    """Choose bf16-mixed if this machine's device is known to compute in bf16 in hardware, else 32-true.
 
     Args:
         accelerator: the setting `trainer.accelerator`, such as "cpu" or "auto".

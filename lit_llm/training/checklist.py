@@ -95,7 +95,7 @@ class Observer(Callback):
 
 
 class CheckedRun:
-    """A temporary run of a recipe on one device, with an `Observer` of its first steps.
+    """Holds a temporary run of a recipe on one device, with an `Observer` of the run's first steps.
 
     Args:
         run_dir: an empty folder for the run.

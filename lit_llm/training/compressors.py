@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lit_llm.data.batches import HeldOutOrder
 
 SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
-"""Of a text with more than `SAMPLE_TOKENS` tokens, about so many are compressed, from the starts of `SAMPLE_PARTS` parts."""
+"""Of a text with more than `SAMPLE_TOKENS` tokens, about `SAMPLE_TOKENS` are compressed: the starts of `SAMPLE_PARTS` parts."""
 
 
 class Compressors:

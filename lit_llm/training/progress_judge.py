@@ -30,7 +30,7 @@ class Place(NamedTuple):
     hook: str
     """The latest hook that the process has passed, in words, such as "forward"."""
     collective: str | None = None
-    """Description of the latest collective that the process has begun; None while the process makes progress."""
+    """Text about the latest collective that the process has begun; None unless it has made no progress for half the timeout."""
 
     @property
     def progress(self) -> tuple[int, int]:

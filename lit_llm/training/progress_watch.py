@@ -36,7 +36,7 @@ from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progres
 INTERVAL = 1.0
 """Seconds between two reports of a process; a quarter of the timeout, if that is less."""
 PATIENCE = 20.0
-"""Seconds that a process gets to end by itself after another process has failed. Then its thread ends it."""
+"""Seconds that a process gets to end by itself after another process has failed. Then a thread of the process ends it."""
 UNKNOWN, LAUNCHER = "another process", "the launcher (torchrun)"
 
 
