@@ -31,7 +31,7 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 
 
 def set_max_steps(trainer: Trainer, steps: int) -> None:
-    """End `fit` after `steps` optimizer steps, whatever `Trainer(max_steps)` says."""
+    """Make `fit` end when `steps` optimizer steps are made, whatever `Trainer(max_steps)` says."""
     trainer.fit_loop.epoch_loop.max_steps = steps
 
 
