@@ -205,7 +205,7 @@ class LanguageModel(Answers):
         return (objective or self.objective).function(batch, self.loss_config, self.whole_model)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Add the gradients of a mean loss, weighted by its number of targets. In a pipeline, run the schedule of a whole step.
+        """Add the gradients of `loss` times `Accumulation.weight`. In a pipeline, run the schedule of a whole step instead.
 
         A pipeline does so at the step's last micro-batch: `training_step` is too early, as Lightning zeroes gradients after it.
         """

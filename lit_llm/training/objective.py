@@ -22,7 +22,7 @@ from lit_llm.models.loss import LossConfig, LossHead, chunked_cross_entropy, cro
 
 
 class Objective(ABC):
-    """Base class. An objective defines the loss to minimise: sum of `LossSums.loss` / sum of `count`, over the global batch."""
+    """Base class of objectives, which define the loss to minimise: a global batch's Σ `LossSums.loss` / Σ `LossSums.count`."""
 
     of_tokens: ClassVar[bool] = True
     """Whether the loss is in nats per token of text. Perplexity and bits per byte are logged only if it is."""

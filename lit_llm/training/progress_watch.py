@@ -147,7 +147,7 @@ class ProgressWatch(Callback):
         self._store = None
 
     def _exchange(self, ended: threading.Event) -> None:
-        """Publish this process's reports until `ended` is set. Rank 0 also judges; other ranks read the verdict. A thread.
+        """Publish this process's reports until `ended` is set. Rank 0 also judges; others read the verdict. Runs in a thread.
 
         Ends this process after a verdict, and `PATIENCE` seconds after another process has failed.
         """
