@@ -52,7 +52,7 @@ class LogLikelihoods:
         self._start_text = tokenizer.decode(self.start_ids) if self._prefix else ""
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text, with the tokenizer's `prefix_token_ids` before, unless the text begins with `start_ids`."""
+        """The ids of a text. The tokenizer's `prefix_token_ids` come first, unless the text begins with `start_ids` as text."""
         said = self._start_text and text.startswith(self._start_text)
         return self._plain(text) if said else [*self._prefix, *self._plain(text)]
 
