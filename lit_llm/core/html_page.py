@@ -173,7 +173,7 @@ def preformatted(text: str) -> str:
 
 
 def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> str:
-    """HTML of a picture of SVG `shapes`, as wide as the page allows, `height` pixels high, and `below` pixels for text."""
+    """HTML of a picture of SVG `shapes`, as wide as the page allows, `height` pixels high, plus `below` pixels for text."""
     drawn = "".join(shapes)
     return (
         f'<div class="plot" style="padding-bottom:{below}px"><svg role="img" aria-label="{escape(label)}" height="{height}">'
