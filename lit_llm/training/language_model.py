@@ -221,7 +221,7 @@ class LanguageModel(Answers):
             )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After the first micro-batch of a launch, print the seconds that torch.compile took."""
+        """After a launch's first micro-batch, if `compute.compile`, print on rank 0 the seconds that torch.compile took."""
         says = self._first_batch and self.compute_config.compile and self.trainer.is_global_zero
         if says and (seconds := seconds_of_compilation()):  # 0: there is no compiler
             print(f"compile: {seconds:.1f} s for the first micro-batch (--compute.compile)")
