@@ -59,7 +59,7 @@ _metric_steps: WeakKeyDictionary[Trainer, dict[str, int | None]] = WeakKeyDictio
 
 
 def set_metrics(trainer: Trainer, row: Mapping[str, float], step: int | None) -> None:
-    """Copy a row into `trainer.callback_metrics`, and note the optimizer step at which it was measured (None: unknown)."""
+    """Copy a row into `trainer.callback_metrics`. Store for `metric_step` the step at which it was measured (None: unknown)."""
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
     _metric_steps.setdefault(trainer, {}).update(dict.fromkeys(row, step))
 
@@ -70,7 +70,7 @@ def metric_step(trainer: Trainer, name: str | None) -> int | None:
 
 
 class _AfterSteps(Callback):
-    """A callback whose method `_after_step(trainer, pl_module, step)` is called once per optimizer step."""
+    """Base class of callbacks: calls the subclass's `_after_step(trainer, pl_module, step)` after each optimizer step."""
 
     _step = 0  # the last optimizer step handled
 
@@ -91,7 +91,7 @@ class _AfterSteps(Callback):
 
 
 class _Layers:
-    """Replaces a method of one object. Calls the method through layers: wrapper functions, added and removed in any order."""
+    """Callable that `wrap` puts in the place of an object's method. Calls the method through wrapper functions, the layers."""
 
     def __init__(self, method: Callable[..., Any], replaced: bool) -> None:
         functools.update_wrapper(self, method)  # also copies attributes: torch's schedulers set one on `optimizer.step`
@@ -138,7 +138,7 @@ def _undo_all(undo: Iterable[Callable[[], None]]) -> None:
 
 
 class _PutsBack(Callback):
-    """A callback that replaces methods or registers hooks in `fit`. At the end, it undoes this by the functions in `_undo`."""
+    """Base class of callbacks that replace methods or register hooks; teardown and on_exception call `_undo`'s functions."""
 
     _undo: tuple[Callable[[], None], ...] = ()
 
@@ -157,7 +157,7 @@ class _PutsBack(Callback):
 
 
 def accumulates(trainer: Trainer) -> bool:
-    """Whether more micro-batches of the current optimizer step follow."""
+    """Whether the current micro-batch is not the last one of its optimizer step."""
     return trainer.fit_loop._should_accumulate()
 
 
@@ -167,11 +167,11 @@ def micro_batches_begun(trainer: Trainer) -> int:
 
 
 def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], position: Callable[[], int]) -> Callable[[], None]:
-    """Let an optimizer step accumulate any number of micro-batches, its window. Returns the function that undoes this.
+    """Replace Lightning's rules for when to step and when to zero gradients. Returns the function that undoes the replacement.
 
     Args:
         is_full: whether the current micro-batch completes the optimizer step.
-        position: number of the current micro-batch in its window, from 0. Gradients are zeroed before number 0.
+        position: number of the current micro-batch in its optimizer step, from 0. Gradients are zeroed before number 0.
     """
     loop = trainer.fit_loop.epoch_loop
 
@@ -324,7 +324,7 @@ def check_after_validation(callback: Callback) -> bool:
 
 @contextmanager
 def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """A context for forward passes in eval mode and in `without_traces`. Afterwards each submodule has its former mode."""
+    """Context manager: sets eval mode and enters `without_traces`. At its end, each submodule gets its former mode."""
     modes = [(module, module.training) for module in pl_module.modules()]
     try:
         pl_module.eval()
@@ -337,9 +337,9 @@ def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[No
 
 @contextmanager
 def without_traces(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """A context for forward passes without gradients, in validation's autocast. Restores the random state at its end.
+    """Context manager for forward passes without gradients, in validation's autocast. At its end, restores the random state.
 
-    FSDP2 leaves some weights gathered after a forward pass without a backward pass; the context reshards them at its end.
+    Calls `reshard` at its end, because FSDP2 leaves some weights gathered after a forward pass without a backward pass.
     """
     try:
         with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
@@ -364,7 +364,7 @@ def reshard(module: nn.Module) -> None:
 
 
 def stop_now(trainer: Trainer) -> Callable[[], None]:
-    """Set `should_stop`; clear `min_steps` and `min_epochs`, which delay the stop. Returns a function that restores both."""
+    """Set `should_stop`. Clear `min_steps` and `min_epochs`, which delay the stop; the returned function restores these two."""
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     min_epochs, min_steps = fit.min_epochs, loop.min_steps
     fit.min_epochs = loop.min_steps = None

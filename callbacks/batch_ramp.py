@@ -15,7 +15,7 @@ from .ranges import check_ranges, whole
 
 
 class Stage(NamedTuple):
-    """Consecutive optimizer steps with one batch size."""
+    """Record of a stage of a batch ramp: consecutive optimizer steps with one batch size."""
 
     step: int  # optimizer steps before the stage
     tokens: int  # tokens consumed before the stage
@@ -195,7 +195,7 @@ class BatchRamp(_PutsBack):
         self._undo = (set_accumulation_window(trainer, is_full, position), one_micro_batch)
 
     def _update_window(self, trainer: Trainer) -> None:
-        """Begin a new accumulation window at the first micro-batch after an optimizer step. A second call changes nothing."""
+        """At a step's first micro-batch, set the step's number of micro-batches. A second call in one step changes nothing."""
         seen = micro_batches_begun(trainer)
         if seen == self._seen:
             return

@@ -29,7 +29,7 @@ _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss"
 
 
 class _Files(NamedTuple):
-    """The checkpoint files of a run. Names have no folder, because the run folder may be moved."""
+    """Record of the checkpoint files of a run. File names have no folder, because the run folder may be moved."""
 
     best_score: float | None = None
     best_name: str = ""
@@ -201,7 +201,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._save(trainer, score)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the step whose validation StopOnSignal has interrupted, unless it is already saved. Not a Lightning hook."""
+        """Save this step, unless it is saved. StopOnSignal, not Lightning, calls this, after it interrupts a validation."""
         if trainer.global_step != self._saved_step and not accumulates(trainer):
             self._due = False
             self._save(trainer)
@@ -228,7 +228,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
     def _minutes_are_over(self, trainer: Trainer, step: int) -> bool:
         """Whether every_n_minutes have passed since the last save, by rank 0's clock.
 
-        The broadcast of rank 0's answer is a collective, so the next one is at step `_look_at_clock`: halfway to the step at
+        The broadcast of the answer is a collective, so this sets the step of the next one, `_look_at_clock`: halfway to that at
         which the minutes will be over, extrapolated from the pace since the last save.
         """
         if self.every_n_minutes is None or step < self._look_at_clock:
@@ -242,12 +242,12 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return over
 
     def _improved_task_score(self, trainer: Trainer) -> float | None:
-        """The value of `monitor`, if `monitor` is a task score measured at this step and the best value so far, else None."""
+        """As `_improved_score`, if `monitor` is the score of a task that was measured at this step; else None."""
         scored = metric_step(trainer, self.monitor) == trainer.global_step and is_score(trainer, self.monitor)
         return self._improved_score(trainer) if scored else None
 
     def _improved_score(self, trainer: Trainer) -> float | None:
-        """The value of `monitor`, if this value was measured at this step and is the best so far, else None. A collective."""
+        """The value of `_metric`, if measured at this step and better than the best file's value; else None. A collective."""
         if self.monitor is None:
             return None
         metric = self._metric(trainer)
@@ -310,7 +310,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return _Files(*best, kept, tuple(name for name in kept if name in permanent), leaving)
 
     def _settle(self, trainer: Trainer, *, wait: bool) -> None:
-        """If the save in progress has ended, update links and files. `wait`: first wait for that save. Called on rank 0."""
+        """If the save in progress has ended, set `last_save_failed`, and after a success update links and files. On rank 0."""
         if self._saving is None:
             return
         saved = self._is_saved(trainer, self._folder / self._saving.kept[-1], wait=wait)
@@ -323,7 +323,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._link_and_remove(trainer, files)
 
     def _is_saved(self, trainer: Trainer, path: Path, *, wait: bool) -> bool | None:
-        """Whether the save to `path` has succeeded. None: it is in progress. `wait`: wait for the save. Called on rank 0."""
+        """Whether the save to `path` has succeeded; None: it is in progress. `wait`: first wait. May warn. Called on rank 0."""
         plugin = trainer.strategy.checkpoint_io
         if (background := offered(plugin, SavesInBackground)) is not None:
             return background.finished(path, wait=wait)
@@ -358,14 +358,14 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._link_and_remove(trainer, self._files._replace(leaving=leaving))
 
     def _settle_together(self, trainer: Trainer) -> None:
-        """Wait for the save in progress and broadcast its outcome. Called on all ranks."""
+        """Wait for the save in progress, let rank 0 update links and files, and broadcast the outcome. Called on all ranks."""
         if trainer.is_global_zero:
             self._settle(trainer, wait=True)
         self._files, self.last_save_failed = trainer.strategy.broadcast((self._files, self.last_save_failed))
         self._saving = None
 
     def _present(self) -> _Files:
-        """`self._files` without the files that no longer exist in the folder."""
+        """A copy of `self._files` without the files that no longer exist in the folder. `self._files` is not changed."""
         old = self._files
         there = {name for name in {*old.kept, old.best_name} if name and (self._folder / name).exists()}
         best = (old.best_score, old.best_name) if old.best_name in there else (None, "")

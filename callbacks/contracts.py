@@ -38,7 +38,7 @@ def fact_of_data(trainer: Trainer, name: str) -> int | None:
 
 
 class SaysStepLoss(Protocol):
-    """A module that knows the loss of an optimizer step, for callbacks that use this loss: `SpikeGuard`, `TrainingProgress`.
+    """Protocol of a module that knows the loss of an optimizer step, which `SpikeGuard` and `TrainingProgress` use.
 
     The step's loss is not the mean of its micro-batches' losses if micro-batches have different numbers of counted targets.
     Both attributes are 0-d tensors, the same on all ranks, and set before callbacks' `on_before_optimizer_step`.
@@ -51,38 +51,38 @@ class SaysStepLoss(Protocol):
 
 
 class SaysWhetherTargetsCount(Protocol):
-    """A module that says whether micro-batches have equal weight in a step's loss. By default, `HealthSignals` assumes so."""
+    """Protocol of a module that says if micro-batches have equal weight in a step's loss. `HealthSignals` else assumes so."""
 
     every_target_counts: bool
     """Whether no target is ignored, so that the loss of a step is the mean of its micro-batches' losses."""
 
 
 class ScalesFirstGradient(Protocol):
-    """A module that weights micro-batches by their numbers of counted targets. For `GradientNoise`."""
+    """Protocol of a module that weights micro-batches by their numbers of counted targets. `GradientNoise` reads it."""
 
     def first_gradient_scale(self) -> Tensor | float:
-        """The factor that turns the gradient of a step's first micro-batch into the gradient of its mean loss per target.
+        """The factor that turns the gradient of a step's first micro-batch into the gradient of this micro-batch's mean loss.
 
-        Called after the backward pass of this micro-batch. Infinite or NaN if it has no counted (not ignored) target.
+        Called after this micro-batch's backward pass. Infinite or NaN if the micro-batch has no counted (not ignored) target.
         """
 
 
 class HoldsAllLogits(Protocol):
-    """A module that says whether training holds all logits at once. If not, `HealthSignals` limits the logits of its probe."""
+    """Protocol of a module that says whether training holds all logits at once. If not, `HealthSignals` probes fewer logits."""
 
     holds_all_logits: bool
     """Whether training has the logits of a whole micro-batch in memory."""
 
 
 class SaysFlops(Protocol):
-    """A module that knows its FLOPs. Without this attribute, `Throughput` assumes six FLOPs per parameter and token."""
+    """Protocol of a module that knows its FLOPs. For other modules, `Throughput` assumes six FLOPs per parameter and token."""
 
     flops_per_token: float
     """FLOPs of training, forward and backward, per token."""
 
 
 class WritesText(Protocol):
-    """A module that can continue a text, as `TextSamples` needs."""
+    """Protocol of a module that can continue a text, as `TextSamples` needs."""
 
     def generate_text(
         self, prompt: str, *, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int
@@ -95,7 +95,7 @@ class WritesText(Protocol):
 
 
 class ScoresText(Protocol):
-    """A module that `TaskScores` can score. Its `forward` takes ids (B, T) and returns logits (B, T, V)."""
+    """Protocol of a module that `TaskScores` can score. Its `forward` takes ids (B, T) and returns logits (B, T, V)."""
 
     tokenizer: Any
     """Has `encode` and `decode`. May have `bos_id`, `eos_id`, `prefix_token_ids` (begin every text), `stop_ids` (end an answer)
@@ -105,21 +105,21 @@ class ScoresText(Protocol):
 
 
 class ContinuesText(Protocol):
-    """A module that can generate text, for the tasks of lm_eval in which the model generates the answers."""
+    """Protocol of a module that can generate ids, for tasks of lm_eval in which the model generates the answers."""
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
         """Yield at most `max_new_tokens` token ids that continue `ids`: each is the most likely next id (greedy decoding)."""
 
 
 class HasMicroBatches(Protocol):
-    """A data module, or else a LightningModule, that knows the size of its micro-batches, as `BatchRamp` needs."""
+    """Protocol of a data module, or else a LightningModule, that knows its micro-batches' size, as `BatchRamp` needs."""
 
     micro_batch_tokens: int | Callable[[int], int]
     """Tokens of one micro-batch on one rank; or a function: number of optimizer steps made → tokens of the next micro-batch."""
 
 
 class CountsExperts(Protocol):
-    """A module with L mixtures of E experts, as `ExpertBalance` needs.
+    """Protocol of a module with L mixtures of E experts, as `ExpertBalance` needs.
 
     The module may also have `router_means`: a dict from a metric's name, such as "entropy", to the metric's values (L,).
     """
@@ -135,14 +135,14 @@ class CountsExperts(Protocol):
 
 
 class NumbersSamples(Protocol):
-    """A data module that numbers its samples, so that `SpikeGuard` can name the samples of a skipped step."""
+    """Protocol of a data module that numbers its samples, so that `SpikeGuard` can name the samples of a skipped step."""
 
     step_samples: range
     """Global numbers of the samples in the next optimizer step."""
 
 
 class TellsOfText(Protocol):
-    """A data module that knows facts about its text. `HealthSignals` uses each of these attributes if it exists."""
+    """Protocol of a data module that knows facts about its text. `HealthSignals` uses each of the attributes that exists."""
 
     vocab_size: int
     """Number of token ids that can occur. A padded embedding has more rows than this."""
@@ -158,7 +158,7 @@ class TellsOfText(Protocol):
 
 
 class SplitsLayers(Protocol):
-    """A strategy with pipeline stages: its ranks hold different parameters."""
+    """Protocol of a strategy with pipeline stages: its ranks hold different parameters."""
 
     pipeline_mesh: DeviceMesh
     """Mesh of the ranks whose stages together are one model."""
@@ -167,14 +167,14 @@ class SplitsLayers(Protocol):
 
 
 class ScalesLoss(Protocol):
-    """A precision plugin with fp16 loss scaling."""
+    """Protocol of a precision plugin with fp16 loss scaling."""
 
     scaler: Any
     """torch's GradScaler."""
 
 
 class SavesInBackground(Protocol):
-    """A CheckpointIO plugin that tells `StepCheckpoint` how a save ended. Otherwise, `StepCheckpoint` examines the file."""
+    """Protocol of a CheckpointIO that tells `StepCheckpoint` how a save ended. With others, StepCheckpoint reads the file."""
 
     def finished(self, path: Path, *, wait: bool = False) -> bool | None:
         """Whether the last save to `path` has succeeded. None: the save is in progress. `wait`: first wait for the save."""
@@ -184,35 +184,35 @@ class SavesInBackground(Protocol):
 
 
 class KnowsNorm(Protocol):
-    """A callback that knows the gradient norm (`GradientNorm`), for callbacks that come after it."""
+    """Protocol of a callback that knows the gradient norm (`GradientNorm`). Later callbacks of the Trainer read the norm."""
 
     latest_norm: Tensor | None
     """Gradient norm of the current step before clipping, 0-d. None: not computed."""
 
 
 class KnowsSkip(Protocol):
-    """A callback that knows whether a step is skipped (`SpikeGuard`), for callbacks that come after it."""
+    """Protocol of a callback that knows whether a step is skipped (`SpikeGuard`). Later callbacks of the Trainer read this."""
 
     latest_skip: Tensor | None
     """0-d: 1 if the current step is skipped, 0 if the step is made. None: the callback has not judged the step."""
 
 
 class AsksToSave(Protocol):
-    """A callback that asks for a checkpoint (`StopOnSignal`), for callbacks that save."""
+    """Protocol of a callback that asks for a checkpoint (`StopOnSignal`). Callbacks that save read the attribute."""
 
     save_now: bool
     """True: save a checkpoint at this step, at once. Set before the saving callback reads it in `on_train_batch_end`."""
 
 
 class KnowsStableStep(Protocol):
-    """A learning-rate schedule that ends with a decay, for `StepCheckpoint`."""
+    """Protocol of a learning-rate schedule that ends with a decay. `StepCheckpoint` reads the attribute."""
 
     stable_until: int
     """The last optimizer step before the decay. `StepCheckpoint` never deletes this step's checkpoint."""
 
 
 class KnowsScores(Protocol):
-    """A callback that logs scores (`TaskScores`), perhaps less often than validation, for callbacks that monitor a score."""
+    """Protocol of a callback that logs scores (`TaskScores`), perhaps in fewer steps than validation logs its metrics."""
 
     score_names: Collection[str]
     """Names of the metrics that the callback logs, known when training starts."""
@@ -225,31 +225,31 @@ def is_score(trainer: Trainer, name: str | None) -> bool:
 
 
 class HearsOfInterruption(Protocol):
-    """A callback that must know when `StopOnSignal` interrupts a validation, for example to undo its `on_validation_start`."""
+    """Protocol of a callback that `StopOnSignal` tells of an interrupted validation, for example to undo a hook's changes."""
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called instead of `on_validation_end` if the validation was interrupted."""
+        """Called in place of `on_validation_epoch_end` and `on_validation_end` if the validation was interrupted."""
 
 
 # -- where nothing is offered ---------------------------------------------------------------------------------------------
 
 
 class MeanOfMicroBatches:
-    """Averages the losses of a step's micro-batches on this rank. `add` takes a loss as `on_before_backward` gets it."""
+    """Averages the losses of a step's micro-batches on this rank. `add` takes the loss that `on_before_backward` gets."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
         self._number = 0
 
     def add(self, trainer: Trainer, loss: Tensor) -> None:
-        """Add the loss of a micro-batch. Lightning has divided this loss by the number of micro-batches of a whole step."""
+        """Add a micro-batch's loss to the sum. Lightning has divided `loss` by the number of micro-batches of a whole step."""
         loss = loss.detach().float().reshape(())
         if (scaling := offered(trainer.precision_plugin, ScalesLoss)) is not None:
             loss = loss / scaling.scaler.scale(torch.ones((), device=loss.device))
         self._sum, self._number = loss if self._sum is None else self._sum + loss, self._number + 1
 
     def take(self, trainer: Trainer) -> Tensor | None:
-        """Return the mean (0-d) of the losses added since the last call; None if no loss was added.
+        """Return the mean (0-d) of the losses added so far, and forget these losses; None if no loss was added.
 
         The mean is over the losses added, because an epoch may end before the step has all its micro-batches.
         """

@@ -57,7 +57,7 @@ def peaks_of(device_name: str) -> dict[str, float | None]:
 
 
 def peak_of(peaks: Mapping[str, float | None], precision: str, matmul_precision: str = "highest") -> float | None:
-    """The peak, in TFLOP/s, that limits training in a precision; None if this peak is unknown.
+    """The peak speed, in TFLOP/s, of matrix products in a Trainer precision; None if this peak is unknown.
 
     Args:
         peaks: the peaks of the device, as `peaks_of` returns them.

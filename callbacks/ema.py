@@ -121,7 +121,7 @@ class EMA(_AfterSteps):
         self._exchange_back(pl_module)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exchange weights and average back, when StopOnSignal has interrupted validation. Not a Lightning hook."""
+        """Exchange weights and average back. `StopOnSignal` calls this after it interrupts a validation; Lightning does not."""
         self._exchange_back(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -147,7 +147,7 @@ class EMA(_AfterSteps):
 
     @contextmanager
     def averaged(self, pl_module: LightningModule) -> Iterator[None]:
-        """A context in which the model has the weights that validation measures: the average, if it exists and `validate`."""
+        """Context manager in which the model has the average as its weights, if an average exists and `validate` is true."""
         self._exchange(pl_module)
         try:
             yield
@@ -162,7 +162,7 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _begin_others(self, pl_module: LightningModule) -> None:
-        """For each trainable parameter without an average, begin one as a copy of the parameter's weights."""
+        """For each trainable parameter without an average, add an average that is a copy of the parameter."""
         for name, parameter in _trainable(pl_module).items():
             if parameter not in self._names:
                 local_part(self._add(name, parameter)).copy_(local_part(parameter))
@@ -210,7 +210,7 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _swap(self, pl_module: LightningModule) -> None:
-        """Exchange weights and average, or exchange them back."""
+        """Exchange weights and average. A second call exchanges them back."""
         self._exchanged = not self._exchanged
         for parameter, name in self._names.items():
             part, mean = local_part(parameter), local_part(self._average[name])

@@ -20,7 +20,7 @@ class UserError(ValueError):
 
 @contextmanager
 def flags(flag_of: FlagOf) -> Iterator[None]:
-    """A context in which messages name settings by their flags on a command line.
+    """Context manager in which `setting` and `without` name settings by their flags on a command line.
 
     Args:
         flag_of: (class, argument) → flag; argument None asks for the flag of the class itself. Returns None without a flag.

@@ -86,7 +86,7 @@ class ExpertBalance(Callback):
 
 
 def _skipped(trainer: Trainer) -> Tensor | None:
-    """Whether this step will be skipped, as a 0-d bool tensor, according to other callbacks. None: no callback knows."""
+    """0-d bool tensor: `SpikeGuard` skips this step, or `GradientNorm`'s norm is not finite. None: no callback knows."""
     skips: list[Tensor] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if (guard := offered(callback, KnowsSkip)) is not None and guard.latest_skip is not None:

@@ -70,7 +70,7 @@ def is_disk_error(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """A context that adds the name `path` to a disk's OSError that names no file.
+    """Context manager that adds the file name `path` to an OSError of the disk that names no file.
 
     Python's OSError names a file that cannot be opened, but not a file that cannot be written.
     """
@@ -84,7 +84,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
-    """A context that opens a file `partial` to write and read, and moves it to `path` at the end. An error deletes `partial`.
+    """Context manager: opens the file `partial` to write and read. At its end renames it to `path`; after an error deletes it.
 
     Raises:
         OSError: The disk refused. `path` is unchanged and `partial` is deleted.

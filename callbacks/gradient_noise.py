@@ -124,7 +124,7 @@ class GradientNoise(Callback):
                 write_row(trainer, self._row(trace / weight, square / weight), step)
 
     def take_first(self) -> tuple[Tensor | None, int, int]:
-        """Return the measurements of this step; the next micro-batch begins another step.
+        """Return the measurements of this step, and clear them: the next micro-batch counts as the first of another step.
 
         Returns:
             The squared norm of the first micro-batch's gradient (None: the step is not sampled), the number of samples in that

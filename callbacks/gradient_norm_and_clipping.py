@@ -65,7 +65,7 @@ def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def optimizer_device(optimizer: torch.optim.Optimizer) -> torch.device:
-    """The device of an optimizer's first parameter. Some parameter groups may be empty, but not all."""
+    """The device of an optimizer's first parameter. Some parameter groups may be empty, but one must have a parameter."""
     first: Tensor = next(p for group in optimizer.param_groups for p in group["params"])
     return first.device
 

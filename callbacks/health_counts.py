@@ -20,7 +20,7 @@ class CountedText:
     """Losses of a unigram and of a bigram model with the counts of earlier batches of this launch on this rank.
 
     The unigram model predicts targets from their frequencies, the bigram model from their frequencies after the same input.
-    `judge` a batch before you `add` the batch, so that the losses are not too low, however large the vocabulary is.
+    Call `judge` with a batch before `add` with it: a model that has already counted the batch would have too low a loss.
 
     Args:
         vocabulary: V, number of ids that inputs and targets can have.
@@ -39,7 +39,7 @@ class CountedText:
             table.index_add_(0, at, counted.to(table.dtype))
 
     def judge(self, ids: Tensor, targets: Tensor, readings: Readings, of: str = "") -> None:
-        """Add to `readings` the losses of both models on input ids and targets, (B, T) each.
+        """Add to `readings` the losses of both models on a batch's input ids and targets, (B, T) each. Counts nothing.
 
         Args:
             of: beginning of the metrics' names, "validation_" or "". If not "", adds the share of targets never counted, too.

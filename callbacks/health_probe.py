@@ -59,7 +59,7 @@ class Probe:
         number: int,
         readings: Readings,
     ) -> None:
-        """Probe some sequences of a micro-batch of (B, T) ids. Training is not affected.
+        """Add to `readings` what forward passes of some sequences of a micro-batch (B, T) show. Training is not affected.
 
         Args:
             rows: number of rows of the embedding; 0 if unknown.
@@ -113,7 +113,7 @@ class Probe:
         readings.largest("health/validation_noise", _largest(again - first).amax() / size)
 
     def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
-        """The ids (R, L) to probe; None on all ranks if one rank has no ids, because `forward` may need every rank."""
+        """The ids (R, L) to probe; None on all ranks if one rank has none to probe, because `forward` may need every rank."""
         chosen = self._size(trainer, pl_module, ids, rows) if self.on and ids is not None else None
         if not _all_agree(trainer, chosen is not None) or chosen is None or ids is None:
             return None
@@ -170,7 +170,7 @@ def _all_agree(trainer: Trainer, here: bool) -> bool:
 
 @contextmanager
 def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
-    """A context in which forward passes add measurements of the blocks to `readings`. Hooks exist only in this context."""
+    """Context manager in which forward passes of the blocks add measurements to `readings`, by hooks removed at its end."""
     handles = []
     with_probes: list[tuple[nn.Module, str]] = []
     for name, block in blocks.items():
@@ -198,7 +198,7 @@ def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
 
 
 def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
-    """Add to `readings` the root mean square and largest absolute value of a block's output (R, L, d), or first output."""
+    """Add to `readings` root mean square and largest absolute value of `output` (R, L, d), or of its first tensor."""
     if (x := next(tensors_in(output), None)) is None:
         return
     x = local_part(x)

@@ -58,7 +58,7 @@ class Readings:
         return torch.full((), value, dtype=self._dtype, device=self.device)
 
     def read(self) -> dict[str, float]:
-        """Return {name: value} of all means with a `count` above 0, and all maxima. A collective; the host synchronises."""
+        """Return {name: value} of means whose summed `count` is above 0, and of maxima. A collective; the host synchronises."""
         pairs = [each for pair in self._totals.values() for each in pair]
         sums = torch.stack(pairs) if pairs else torch.empty(0, dtype=self._dtype, device=self.device)
         largest = list(self._largest.values())

@@ -67,7 +67,7 @@ def _has_numbers(weight: Any) -> bool:
 
 
 def _are_fresh(linears: list[nn.Linear], root_mean_squares: Mapping[nn.Linear, float]) -> bool:
-    """Whether the Linears' root mean squares differ as little as for fresh random weights: n weights give 1 / sqrt(2 n)."""
+    """Whether the std of the Linears' root mean squares is at most 2 · mean / sqrt(2 n): twice that of n random weights."""
     count = local_part(linears[0].weight).numel()
     sizes = [root_mean_squares[each] for each in linears]
     if not all(local_part(each.weight).numel() for each in linears) or not all(map(math.isfinite, sizes)):

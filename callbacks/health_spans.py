@@ -123,13 +123,13 @@ class RepeatedText:
             self._spans.add(span_hashes(ids_BT, length).flatten())
 
     def add_to(self, readings: Readings) -> None:
-        """Add to `readings` both shares since the last call. Every rank adds both, even if its sequences are too short."""
+        """Add to `readings` both shares of the batches since the last call, and reset the counts. Every rank adds both."""
         self._sequences.add_to(readings)
         self._spans.add_to(readings)
 
 
 class _Seen:
-    """Counts hashes that have occurred before, with a table of 65,536 hashes (0.5 MB): new hashes overwrite old hashes.
+    """Measures the share of hashes that have occurred before, by a table of 65,536 hashes in which new overwrite old hashes.
 
     Args:
         name: name of the metric, which is the share of hashes that have occurred before.
@@ -144,7 +144,7 @@ class _Seen:
         self._all: Tensor | float = 0.0
 
     def add(self, hashes: Tensor) -> None:
-        """Count (N,) hashes, then store them in the table. A hash equal to the hash before it counts as having occurred."""
+        """Count (N,) hashes, then store them in the table. A hash equal to its predecessor counts as having occurred before."""
         if self._table is None:
             self._table = torch.zeros(_SLOTS + 1, dtype=torch.int64, device=hashes.device)
         sampled = (hashes & (self._sampled - 1)) == 0
@@ -161,7 +161,7 @@ class _Seen:
 
 
 def add_shared_to(readings: Readings, ids_BT: Tensor) -> None:
-    """Add to `readings` whether this rank's first sequence is also the first one of another rank. A collective."""
+    """Add to `readings` whether this rank's first sequence equals the first sequence of another rank. A collective."""
     mine = span_hashes(ids_BT[:1], ids_BT.shape[1]).flatten()
     all_ranks = [torch.empty_like(mine) for _ in range(process_count())]
     dist.all_gather(all_ranks, mine)

@@ -76,13 +76,13 @@ def _refuse_endless(schedule: type, shape: DecayShape, final_ratio: float) -> No
 
 
 def rate_curves(groups: list[dict[str, Any]], peaks: list[float]) -> dict[str, int]:
-    """Metric → index of the parameter group whose rate the metric shows. Groups with the first group's peak have no metric."""
+    """Metric → index of the group whose rate it shows: `lr` → 0; `lr/NAME` → i for each group i whose peak is not group 0's."""
     others = (i for i, peak in enumerate(peaks) if peak != peaks[0])
     return {"lr": 0} | {f"lr/{groups[i].get('name', i)}": i for i in others}
 
 
 class Schedule(Callback, ABC):
-    """Sets the learning rate of every parameter group at every update. The group's configured rate is its peak.
+    """Base class: sets the learning rate of every parameter group at every update. The group's configured rate is its peak.
 
     Logs: `lr` (first parameter group) and `lr/<name>` for each further group whose peak differs from the first group's
     (name = `group["name"]`, else the group's index).
@@ -119,7 +119,7 @@ class Schedule(Callback, ABC):
         """The learning rate of update `t` = 1, 2, … for a parameter group whose peak rate is `peak`."""
 
     def resolve(self, trainer: Trainer) -> None:
-        """Read and check the trainer's settings that the schedule needs. Called in on_fit_start; does nothing by default."""
+        """Read and check the trainer's settings that the schedule needs. on_fit_start calls this. Here it does nothing."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:
@@ -203,7 +203,7 @@ def _length_of_run(trainer: Trainer, schedule: Schedule, remedy: str) -> int:
 
 
 class _Horizon(Schedule):
-    """A schedule with a final rate and a number of steps. Its rate decays in all steps after warmup, or in the last steps.
+    """Base class of schedules whose rate decays to a final rate at a last step: over all steps after warmup, or at the end.
 
     Args:
         warmup_steps: optimizer steps of linear warmup.

@@ -29,7 +29,7 @@ from .log_likelihoods import LogLikelihoods, Pair, Score
 _FEWSHOT_SEED = 1234  # of the command `lm_eval`
 _GENERATED = 256  # most tokens of an answer, unless the task says it: as of `lm_eval --model hf`
 _GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
-"""Generation settings that a task may have, although decoding is greedy. Other settings, such as num_beams, must be 1."""
+"""Generation settings that a task may have; do_sample must be false. Any further setting, such as num_beams, must be 1."""
 
 
 class LmEvalTasks:
@@ -65,7 +65,7 @@ class LmEvalTasks:
         return list(self._loaded["tasks"])
 
     def check(self, scorer: LogLikelihoods) -> list[str]:
-        """Let lm_eval ask and judge every question with dummy answers. Returns the names of the scores, as of `scores`.
+        """Let lm_eval ask and judge every question with dummy answers. Returns the names of the scores that `scores` returns.
 
         Raises:
             UserError: a question or answer cannot be scored. Without this check, lm_eval would fail during training.
@@ -135,7 +135,7 @@ def _generation(task: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without the log and progress bars of lm_eval and datasets, which would break the training's progress bar."""
+    """Context manager that hides progress bars and warnings of lm_eval and datasets, which would break the training's bar."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
     levels = [logger.level for logger in loggers]
     bars = datasets.utils.logging.is_progress_bar_enabled()
@@ -153,7 +153,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Running(LM):
-    """The model in training, as an lm_eval model. lm_eval sees one rank, because `LogLikelihoods` divides work among ranks."""
+    """Gives lm_eval the model in training. lm_eval sees one rank, because `LogLikelihoods` divides the work among ranks."""
 
     def __init__(self, scorer: LogLikelihoods) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from .errors import UserError
 
 
 class Score(NamedTuple):
-    """The likelihood of a continuation of a text under the model."""
+    """Record of how likely a continuation of a text is under the model."""
 
     log_likelihood: float
     """Sum of the log-probabilities of the continuation's tokens, in nats."""
@@ -52,7 +52,7 @@ class LogLikelihoods:
         self._start_text = tokenizer.decode(self.start_ids) if self._prefix else ""
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text, with the tokenizer's `prefix_token_ids` before, unless the text begins with `start_ids`."""
+        """The ids of a text. The tokenizer's `prefix_token_ids` come first, unless the text begins with `start_ids` as text."""
         said = self._start_text and text.startswith(self._start_text)
         return self._plain(text) if said else [*self._prefix, *self._plain(text)]
 
@@ -78,7 +78,7 @@ class LogLikelihoods:
         return pair
 
     def require(self, place: str, pair: Pair, text: str) -> None:
-        """Refuse a pair that cannot be scored. lm_eval's model `hf` refuses it, too: no tokens would seem certain (score 0).
+        """Refuse a pair that cannot be scored, as lm_eval's model `hf` does: a continuation without tokens would get score 0.
 
         Args:
             place: where the pair comes from, for the error: task and row.

@@ -80,7 +80,7 @@ class _Guard:
                 wrap(self._writer, name, self._call)
 
     def _call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the logger's method `inner`, and return its result; do nothing while the logger cannot write."""
+        """Call the logger's method `inner`, and return its result; None after an OSError, or while the logger cannot write."""
         if self._trying:  # called by the method that is tried again below
             return inner(*args, **kwargs)
         again = self.error is not None
@@ -102,7 +102,7 @@ class _Guard:
         return result
 
     def _may_try(self) -> bool:
-        """Whether it is time for another attempt, and the logger's folder can be written."""
+        """Test whether the logger's folder can be written. False, without a test, for `RETRY_SECONDS` after each test."""
         if time.monotonic() < self._retry_at:
             return False
         self._retry_at = time.monotonic() + RETRY_SECONDS

@@ -67,7 +67,7 @@ class MetricsFile(Logger):
         """Does nothing: the file has metrics only."""
 
     def log_graph(self, model: LightningModule, input_array: Any = None) -> None:  # type: ignore[override]
-        """Writes nothing. Lightning calls this method when a Trainer begins. Notes whether the Trainer trains from step 0."""
+        """Writes no graph. Lightning calls this when a Trainer begins. Stores whether the Trainer trains from step 0."""
         trainer = model.trainer
         self._at_start = trainer if trainer.state.fn == TrainerFn.FITTING and trainer.global_step == 0 else None
 

@@ -15,7 +15,7 @@ from .files import read_text
 
 
 class Question(NamedTuple):
-    """A question: the text `query`, its possible answers `choices`, and `gold`, the index of the right answer."""
+    """Record of a question: the text `query`, its possible answers `choices`, and `gold`, the index of the right answer."""
 
     query: str
     choices: list[str]

@@ -173,7 +173,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
 
     def _show_rest(self, trainer: Trainer) -> None:
-        """Show the mean loss since the last line, and the last step's rate and norm. None of these steps was a logged step."""
+        """Show the mean loss of the steps since the last line, none of which was a logged step, and the last rate and norm."""
         metrics = {"train/perplexity": 0.0} if "train/perplexity" in trainer.callback_metrics else {}
         if "lr" in trainer.callback_metrics and not trainer.lr_scheduler_configs:  # torch's have set the rate of the next step
             metrics["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
@@ -200,8 +200,8 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         self._unsaid_steps += 1
 
     def _replace_by_mean(self, metrics: dict[str, float]) -> int:
-        """In `metrics`, replace the loss by its mean since the last line, and the perplexity by e to this mean; remove both if
-        no target counted. Returns the number of steps that had counted targets.
+        """In `metrics`, replace the loss by its mean since the last call, and the perplexity by e to this mean; remove both if
+        no target counted. Sets `_unsaid` to 0. Returns the number of steps that had counted targets.
         """
         total, count, steps = map(float, self._unsaid)
         self._unsaid, self._unsaid_steps = [0.0, 0.0, 0.0], 0

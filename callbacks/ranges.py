@@ -111,7 +111,7 @@ class Domain:
 
 
 def shown(value: Any) -> str:
-    """A refused value as YAML writes it, cut after 60 characters."""
+    """Text of a refused value as YAML writes it, cut after 60 characters."""
     text = _flow(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -139,28 +139,28 @@ def _written(number: float) -> str:
 
 
 def whole(low: int, high: int = LARGEST, *, null: bool = False, also: tuple[int, ...] = ()) -> Domain:
-    """The domain of whole numbers from `low` to `high`."""
+    """The domain of whole numbers from `low` to `high` (included), of the numbers `also`, and if `null` of None."""
     return Domain(low, high, whole=True, null=null, also=also)
 
 
 def at_least(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
-    """The domain of numbers from `low` to `high`."""
+    """The domain of numbers from `low` to `high`, both included, and if `null` of None."""
     return Domain(low, high, null=null)
 
 
 def above(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
-    """The domain of numbers above `low`, up to `high`."""
+    """The domain of numbers from `low` (excluded) to `high` (included), and if `null` of None."""
     return Domain(low, high, above_low=True, null=null)
 
 
 def below(low: float, high: float) -> Domain:
-    """The domain of numbers from `low` up to, but without, `high`."""
+    """The domain of numbers from `low` (included) to `high` (excluded)."""
     return Domain(low, high, below_high=True)
 
 
 @cache
 def ranges_of(cls: type) -> dict[str, Domain]:
-    """Argument name → range, for the arguments of a class and of its base classes that have a `Domain` annotation."""
+    """Argument name → range, for each argument of a class or of its base classes whose type has a `Domain` annotation."""
     return {
         name: replace(domain, null=NoneType in get_args(hint.__origin__))
         for name, hint in _hints_of(cls)
@@ -190,7 +190,7 @@ def _hints_of(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str]:
-    """One sentence for each argument of a class whose number, or a number in whose list, is outside the argument's range.
+    """One sentence for each argument of a class that is, or is a list with, a number outside the argument's range.
 
     Args:
         group: the key of the class in a recipe.

@@ -18,7 +18,7 @@ from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
 
 def tags_of(prompts: Sequence[str]) -> list[str]:
-    """A readable tag for each prompt, such as "samples/def" for "def ". No two tags are equal."""
+    """Return a readable tag for each prompt, such as "samples/def" for "def ". No two of the tags are equal."""
     tags: list[str] = []
     for prompt in prompts:
         name = "samples/" + (re.sub(r"[^\w.-]+", "-", prompt)[:40].strip("-.") or "prompt")

@@ -169,7 +169,7 @@ class SpikeGuard(_PutsBack):
             write_row(trainer, row, step)
 
     def _judge(self, values: Tensor, is_observed: Tensor, step: int, samples: range | None) -> None:
-        """Test whether this step is good. No host synchronisation.
+        """Test whether this step is good, set `latest_skip`, and add a good step to the window. A collective without host wait.
 
         Args:
             values: (2,), loss and gradient norm of the step on this rank.
@@ -195,7 +195,7 @@ class SpikeGuard(_PutsBack):
         self._unread.append((step, samples, (torch.stack([self._skip, is_observed.float()]), values, limit)))
 
     def _read(self) -> None:
-        """Read the tests' results since the last call on the host, and warn about skipped steps."""
+        """Read on the host the results of `_judge` since the last call, count skipped steps, and warn about them."""
         if not self._unread:
             return
         named: list[str] = []

@@ -25,7 +25,7 @@ from .stop_on_signal import StopOnSignal
 
 @contextlib.contextmanager
 def _naming_tasks() -> Iterator[None]:
-    """A context that adds the setting `tasks` to the sentence of a UserError about a task."""
+    """Context manager that adds the name of the setting `tasks` to the message of a UserError raised in it."""
     try:
         yield
     except UserError as error:

@@ -51,7 +51,7 @@ def count_tokens(batch: Any) -> int:
 
 
 class Throughput(_PutsBack):
-    """Measures the speed of training between two logged steps.
+    """Logs the speed of training between two logged steps, the peak memory, and the tokens read so far.
 
     The measured time runs from one row to the next, when the gradients of a logged step are ready and CUDA is synchronised:
     whole optimizer steps with data, logging and every callback. Excluded: validation, saving, text samples and tasks, and the

@@ -109,7 +109,7 @@ class TimeBreakdown(_PutsBack):
         self._running.pop()
 
     def _mark(self) -> None:
-        """Record the current time as the end of the running part, or as its interruption by a nested part."""
+        """Append a mark: (the current time, the part that ran until now). The part ends here or is interrupted here."""
         part = self._running[-1] if self._running else "other"
         if self._recording is not None:
             self._clock.synchronize()
@@ -119,7 +119,7 @@ class TimeBreakdown(_PutsBack):
             self._fold()
 
     def _fold(self) -> None:
-        """Add up the intervals between marks that the device has passed. The last mark begins the next interval."""
+        """Add the intervals between marks that the device has passed to the seconds of their parts, and drop passed marks."""
         while len(self._marks) > 1 and self._clock.passed(self._marks[1][0]):
             begin, _ = self._marks.popleft()
             end, part = self._marks[0]
@@ -176,7 +176,7 @@ class TimeBreakdown(_PutsBack):
 
 
 class _HostClock:
-    """Takes times from the host's clock."""
+    """Clock of `TimeBreakdown` that takes times from the host."""
 
     activity = ProfilerActivity.CPU
 
@@ -193,7 +193,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Takes times from CUDA events. An event's time, read later, is when the device has done all work queued before it."""
+    """Clock of `TimeBreakdown` by CUDA events. An event's time is when the device has done all work queued before it."""
 
     activity = ProfilerActivity.CUDA
 
@@ -216,7 +216,7 @@ class _DeviceClock:
 
 
 def clock_of(device: torch.device) -> _HostClock | _DeviceClock:
-    """The clock that times work on a device: CUDA events, or the host's clock for any other device."""
+    """Return a new clock that times work on a device: by events for a CUDA device, by the host for any other device."""
     return _DeviceClock(device) if device.type == "cuda" else _HostClock()
 
 

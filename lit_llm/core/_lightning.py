@@ -26,17 +26,17 @@ from lit_llm.callbacks._lightning import wrap
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
-    """The module's trainer; None where `module.trainer` would raise."""
+    """The module's trainer; None if the module has no trainer, in which case `module.trainer` would raise."""
     return module._trainer
 
 
 def set_max_steps(trainer: Trainer, steps: int) -> None:
-    """End `fit` after `steps` optimizer steps, whatever `Trainer(max_steps)` says."""
+    """Make `fit` end when `steps` optimizer steps are made, whatever `Trainer(max_steps)` says."""
     trainer.fit_loop.epoch_loop.max_steps = steps
 
 
 def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) -> None:
-    """Set how many micro-batches a resumed run has made. From these numbers, Lightning computes where accumulation begins.
+    """In a resumed run, set Lightning's counts of micro-batches made, by which Lightning finds where accumulation begins.
 
     The checkpoint's numbers disagree with the optimizer steps when a run resumes with another accumulation (other ranks or
     micro-batches), or from a checkpoint taken between two steps: the first step would then average over a part of a batch.
@@ -66,7 +66,7 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
 
 
 def keep_order_of_loaders(trainer: Trainer) -> None:
-    """Make ranks get samples in each training loader's own order. Lightning would shuffle all loaders if there are several."""
+    """Make each rank read every training loader in the loader's own order. Of several loaders, Lightning would shuffle all."""
     connector = trainer._data_connector
     prepare = connector._prepare_dataloader
     connector._prepare_dataloader = lambda loader, shuffle, mode: prepare(  # type: ignore[assignment,method-assign]
@@ -75,7 +75,7 @@ def keep_order_of_loaders(trainer: Trainer) -> None:
 
 
 def ddp_option(strategy: DDPStrategy, name: str) -> Any:
-    """An option that a DDPStrategy passes on to DistributedDataParallel; None if the strategy did not get this option."""
+    """Value of the option `name` that a DDPStrategy passes on to DistributedDataParallel; None if it was given none."""
     return strategy._ddp_kwargs.get(name)
 
 
@@ -90,7 +90,7 @@ def checkpoints_activations(strategy: FSDPStrategy) -> bool:
 
 
 def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
-    """Call `do` in each process that Lightning has launched, before Lightning connects the processes.
+    """Make each process of the run call `do` just before Lightning connects the processes.
 
     The result of `do` is kept alive until the processes are connected.
     """
@@ -104,7 +104,7 @@ def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
 
 
 def watch_launched(ended: Callable[[int, int], None]) -> None:
-    """When a process that Lightning has launched ends, call `ended` in a thread, in place of Lightning's own watcher.
+    """Replace Lightning's watcher of launched processes: when a process that Lightning launched ends, a thread calls `ended`.
 
     Lightning's watcher would kill the present process if a launched process fails.
 

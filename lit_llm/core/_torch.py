@@ -144,7 +144,7 @@ def group_of(arguments: Iterable[Any]) -> dist.ProcessGroup:
 
 
 def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bool]) -> None:
-    """All-gather the parameters of an FSDP2 unit in their own dtype instead of its `param_dtype`, in the same collective.
+    """Make an FSDP2 unit all-gather its parameters in their own dtypes, not in its `param_dtype`, still in one collective.
 
     Args:
         unless: modules that own a parameter → whether this parameter is still gathered in `param_dtype`.
@@ -193,7 +193,7 @@ def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
     """Exchange equally many rows between all ranks (all-to-all): (ranks · r, …) → (ranks · r, …).
 
-    Rows i · r to (i + 1) · r of the input go to rank i; the same rows of the result come from rank i.
+    Rows i · r to (i + 1) · r - 1 of the input go to rank i; the rows of the result with these numbers come from rank i.
     """
     sizes = [rows.size(0) // ranks] * ranks
     return send_rows(rows, sizes, sizes, group)
@@ -209,7 +209,7 @@ def send_rows(rows: Tensor, sent: list[int], received: list[int], group: str) ->
 
 
 def sum_over_ranks(tensor: Tensor, group: str) -> Tensor:
-    """Return the sum of a tensor over the ranks of a group. No gradient flows through the sum."""
+    """Return the sum of a tensor over the ranks of a group. A collective. No gradient flows through the sum."""
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_reduce(tensor, "sum", group))
 
 

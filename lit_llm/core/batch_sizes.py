@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Pipeline(Hashable, Protocol):
-    """A pipeline schedule. `runs(n)`: can it run n micro-batches in a step? `needs(n)`: a sentence about the n it needs."""
+    """Protocol of a pipeline schedule. `runs(n)`: can it run n micro-batches in a step? `needs(n)`: the error if not."""
 
     def runs(self, micro_batches: int) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""Reads and writes small files, and tells errors of the disk from other errors. Imports no torch."""
+"""Reads, writes and deletes small files, and tells errors of the disk from other errors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_json(content: dict[str, Any], file: Path) -> None:
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """Resolve a path. Unlike `Path.resolve` before Python 3.13, this raises no RuntimeError for links in a circle."""
+    """Return the path without links. Unlike `Path.resolve` before Python 3.13, raises no RuntimeError for links in a circle."""
     return Path(os.path.realpath(path))
 
 

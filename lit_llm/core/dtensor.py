@@ -79,7 +79,7 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's shard of each parameter's gradient, placed as the parameter. All parameters must have gradients."""
+    """This rank's shard of each parameter's gradient, sharded like the parameter. All parameters must have gradients."""
     grads = []
     for p in params:
         grad = local_gradient(p)

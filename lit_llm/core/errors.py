@@ -17,7 +17,7 @@ from lit_llm.core.ranks import is_first_here
 
 
 def not_utf8(text: str) -> str | None:
-    """A sentence that refuses an argument or file name whose bytes are not UTF-8; None if they are UTF-8."""
+    """A sentence that refuses `text`, an argument or file name whose bytes are not UTF-8; None if the bytes are UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -31,17 +31,17 @@ debug = False
 
 
 def show_traceback(error: UserError) -> None:
-    """Print the traceback of a mistake, with the exceptions that led to it, if `debug` is set."""
+    """If `debug` is true, print the traceback of a mistake, with the exceptions that led to the mistake."""
     if debug:
         traceback.print_exception(error)
 
 
 unsaid: list[str] = []
-"""Lines about mistakes that this process did not print, because the first process on its machine prints such lines."""
+"""Lines of errors that `report` did not print in this process, because the first process on its machine prints such lines."""
 
 
 def report(message: str, kind: str = "error") -> None:
-    """Print each line of `message` to stderr as "kind: line". Only the first process of a run on each machine prints."""
+    """Print each line of `message` to stderr as "kind: line", on the machine's first process; others add errors to `unsaid`."""
     for line in message.splitlines():
         if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
@@ -50,14 +50,14 @@ def report(message: str, kind: str = "error") -> None:
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """Raise a UserError with all problems, one a line, if there are any."""
+    """If there are problems, raise a UserError with all of them, one a line; if there are none, do nothing."""
     if lines := list(problems):
         raise UserError("\n".join(lines))
 
 
 @contextlib.contextmanager
 def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
-    """A context that catches a UserError and adds its sentences to ``problems``, so that all mistakes are reported together.
+    """Context manager that catches a UserError and appends its sentences to ``problems``, to report all mistakes together.
 
     Args:
         flag: a flag that is added to the end of each sentence. None: no flag is added.
@@ -82,7 +82,7 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """A context that raises another library's error about a user's input as a UserError. Disk errors are raised unchanged.
+    """Context manager that raises another library's error as a UserError. Errors of the disk are raised unchanged.
 
     Args:
         what: the beginning of the UserError's sentence; the reason follows after a colon.
@@ -99,7 +99,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def failed_outside(error: BaseException) -> str | None:
-    """Return the reason, as text, if a limit of the system or a panic in a library's Rust code caused the error; else None."""
+    """Return the cause of `error` as text if it is a limit of the system or a panic in a library's Rust code; else None."""
     said, number = first_line(error)[:300], getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
         return "there is not enough memory: see `ulimit -v` and the limits of control groups"

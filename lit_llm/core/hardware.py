@@ -23,7 +23,7 @@ HOST = ("copy_gbps", "memory_gbps", "memory_gb")
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device. Unknown figures are None. Units: TFLOP/s, GB = 1e9 bytes, GB/s, USD per hour.
+    """Record of a kind of device. Unknown figures are None. Units: TFLOP/s, GB = 1e9 bytes, GB/s, USD per hour.
 
     Attributes:
         peak_tflops: dense peak for "bf16" (and fp16), "tf32", "fp32", "fp8".
@@ -59,11 +59,11 @@ class Hardware:
         return self.compute_capability is not None and self.compute_capability < 8
 
     def multiplies(self, precision: str) -> bool:
-        """Whether the device has fast matrix products in a Trainer precision. False for bf16 on NVIDIA GPUs before Ampere."""
+        """Whether matrix products in a Trainer precision run in hardware. False only for bf16 on NVIDIA GPUs before Ampere."""
         return not (precision.startswith("bf16") and self.is_before_ampere)
 
     def usd_hour(self, given: float | None) -> tuple[float, float] | None:
-        """(lowest, highest) price of a device-hour in USD: twice the price `given`, or if None the table's. None: unknown."""
+        """(lowest, highest) price of a device-hour in USD: both `given`, or without `given` the device's own. None: unknown."""
         return self.price_usd_hour if given is None else (given, given)
 
     def peak_for(self, precision: str, matmul_precision: str = "highest") -> float | None:

@@ -73,7 +73,7 @@ svg .hollow { fill: none; stroke-width: 1.5; }
 
 
 class Bar(NamedTuple):
-    """A bar in a lane, from time `start` to `stop`, with number `color` of STYLE's colours, tooltip `title`, `text` inside."""
+    """Record of a bar in a lane, from time `start` to `stop`: `color` is the number of a colour in STYLE, `title` a tooltip."""
 
     start: float
     stop: float
@@ -109,7 +109,7 @@ def heading(text: str) -> str:
 
 
 def columns(parts: Iterable[tuple[str, str]]) -> str:
-    """HTML of sections, each (title or "", HTML of the content), beside each other where the window is wide enough."""
+    """HTML of sections, each (title or "", HTML of the content), side by side where the window is wide enough."""
     sections = (f"<section>{heading(title) if title else ''}{content}</section>" for title, content in parts)
     return f'<div class="columns">{"".join(sections)}</div>'
 
@@ -130,7 +130,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
     """HTML table. With `summary` the table is folded, and a click on the summary opens it.
 
     Args:
-        kind: "figures": a cell is one line. "texts": on a narrow screen, the cells of a row stand below each other. "": none.
+        kind: "figures": a cell is one line. "texts": on a narrow screen, a row's cells stand below each other. "": neither.
     """
     names = [f' data-name="{escape(name)}"' if kind == "texts" and name else "" for name in header]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
@@ -142,7 +142,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
 
 
 def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str:
-    """HTML legend of entries (number of a colour, text). `kinds`: "line", "dots" or "dashed" per entry; empty for areas."""
+    """HTML legend of entries (number of a colour, text). `kinds`: "line", "dots" or "dashed" per entry. Empty: squares."""
     items = (
         f'<li><i class="{kinds[i] if kinds else ""}" style="color:var(--c{color})"></i>{escape(text)}</li>'
         for i, (color, text) in enumerate(entries)
@@ -173,7 +173,7 @@ def preformatted(text: str) -> str:
 
 
 def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> str:
-    """HTML of a picture of SVG `shapes`, as wide as the page allows, `height` pixels high, and `below` pixels for text."""
+    """HTML of a picture of SVG `shapes`, as wide as the page allows, `height` pixels high, plus `below` pixels for text."""
     drawn = "".join(shapes)
     return (
         f'<div class="plot" style="padding-bottom:{below}px"><svg role="img" aria-label="{escape(label)}" height="{height}">'

@@ -25,7 +25,7 @@ def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> flo
 
 
 def copy_gbps(device: Any) -> float:
-    """GB/s of the fastest of five copies of 256 MB: bytes read plus bytes written."""
+    """GB/s of the fastest of five copies of 256 MB within the device's memory: bytes read plus bytes written."""
     import torch
 
     source = torch.ones(64_000_000, device=device)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 COPY_FRACTION = 0.5
-"""Share of the free host memory that copies of checkpoints may take: data loaders and the page cache need memory, too."""
+"""Largest share of the free host memory that copies of checkpoints take: data loaders and the page cache need memory, too."""
 MUON_BATCH_NUMEL = 2**24
 """Largest total number of elements of several matrices that Muon on a rank, or Lion, updates at the same time."""
 
@@ -79,7 +79,7 @@ def free_host_bytes() -> int:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """A context in which Python's garbage collector does not run (`gc.disable`)."""
+    """Context manager in which Python's garbage collector does not run (`gc.disable`)."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -9,7 +9,7 @@ from lit_llm.core.errors import UserError
 
 
 class MeshSizes(NamedTuple):
-    """Number of ranks along each mesh dimension, outermost first. Consecutive ranks are neighbours along `tensor_parallel`."""
+    """Record of the number of ranks along each mesh dimension, outermost first: rank numbers count along the last one first."""
 
     pipeline: int = 1
     replicate: int = 1

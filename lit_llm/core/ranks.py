@@ -41,7 +41,7 @@ def launched_ranks() -> int | None:
 
 
 def may_have_peers() -> bool:
-    """Whether other ranks of the run may already be running, started by a launcher or by Lightning on other nodes."""
+    """Whether other ranks of the run may already be running: a launcher has started them, or Lightning on another node."""
     return (launched_ranks() or 1) > 1 or "NODE_RANK" in os.environ
 
 
@@ -57,7 +57,7 @@ def rank_name() -> str:
 
 
 def _rank() -> tuple[int, int]:
-    """(global rank, 0) from torchrun or srun; else (rank on the node, number of the node) of a process Lightning starts."""
+    """(global rank, 0) under torchrun or srun; else (rank on the node, number of the node), which Lightning sets; default 0."""
     if "RANK" in os.environ:
         return _number("RANK"), 0
     if is_slurm():

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a learning-rate schedule: name, number of optimizer steps, and number of tokens in these steps."""
+    """Record of a phase of a learning-rate schedule: name, number of optimizer steps, and number of tokens in these steps."""
 
     name: str
     steps: int
@@ -19,13 +19,13 @@ class Phase:
 
 _SAMPLES = 2048
 _MOST_PHASES = 12
-"""A schedule with more phases than this number is reported as one phase, "varies"."""
+"""`phases` returns a schedule with more phases than this number as one phase, "varies"."""
 
 
 def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
-    """The phases in order: warmup (the rate rises), stable (at the peak), decay (the rate falls), constant (below the peak).
+    """The phases in time order: warmup (the rate rises), stable (at the peak), decay (the rate falls), constant (below it).
 
-    Ends of phases are exact in a run of up to _SAMPLES steps. In a longer run, a phase between two samples may be missed.
+    Ends of phases are exact in a run of up to 2,048 steps. A longer run is sampled: a phase between two samples may be missed.
 
     Args:
         rate: number of an optimizer step, from 1 → learning rate divided by the peak.

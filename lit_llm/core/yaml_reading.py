@@ -27,11 +27,11 @@ _AMBIGUOUS_INT = re.compile(r"[-+]?(0[0-9_]+|0o[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9]
 
 
 class InvalidYaml(UserError):
-    """A mistake in YAML text. The message follows the text's name in a sentence: "is not valid YAML at line 3"."""
+    """Raised for a mistake in YAML text. The message follows the text's name in a sentence: "is not valid YAML at line 3"."""
 
 
 class NotYaml(InvalidYaml):
-    """A text that breaks YAML's syntax, and so may be ordinary text."""
+    """Raised for a text that breaks YAML's syntax, and so may be ordinary text."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """The keys that each position attends to: its own key, and the keys of earlier positions in its window and its document."""
+    """Record of the keys that each position attends to: its own and earlier positions' keys in its window and its document."""
 
     window: int | None = None
     """A position sees itself and the window - 1 positions before it. None: all earlier positions."""

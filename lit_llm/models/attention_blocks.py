@@ -26,7 +26,7 @@ SHORT = 32  # consecutive documents with up to this total number of positions sh
 
 @dataclass(frozen=True)
 class Block:
-    """A block of attention: the queries at positions first…end-1 of some sequences, which see only keys at start…end-1.
+    """Record of a block of attention: queries at positions first…end-1 of some sequences, which see only keys at start…end-1.
 
     Attributes:
         sequences: the rows of the batch.

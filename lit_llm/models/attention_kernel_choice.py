@@ -28,7 +28,7 @@ _MEND = "use --compute.attention auto"
 def choose(
     kernel: AttentionKernel, device: str, *, hides: bool, caps: bool, sinks: bool, drops: bool
 ) -> Literal["sdpa", "flex", "blocks"]:
-    """Return which of three kernels computes attention. No other function chooses a kernel.
+    """Return which of three kernels computes attention in a layer. No other function chooses among these three.
 
     sdpa: torch's scaled_dot_product_attention, for plain causal attention; torch then runs a flash kernel: on CUDA torch's own
     kernel, cuDNN's, FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.

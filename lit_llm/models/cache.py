@@ -13,7 +13,7 @@ from lit_llm.models.config import GPTConfig
 
 
 class Positions:
-    """A tensor (B, K, S, h) to which positions are appended.
+    """Stores a tensor (B, K, S, h), to which positions are appended.
 
     Args:
         capacity: number of positions to allocate. If more are appended, all positions are copied into a larger tensor.
@@ -87,6 +87,6 @@ class KVCache:
             part.length = part.before + length
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only the sequences with these row numbers in the cache."""
+        """Keep only the sequences with the row numbers `rows` in the cache, in the order of `rows`."""
         for part in self._parts:
             part.held = None if part.held is None else part.held[rows]

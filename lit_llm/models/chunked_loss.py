@@ -22,7 +22,7 @@ from lit_llm.core.memory import SOFTMAX_NUMEL
 
 
 class VocabularyShards(NamedTuple):
-    """Says that the loss's ``weight`` is a shard of the output matrix: V consecutive rows, equally many on every rank.
+    """Record of how ranks split the output matrix: the loss's ``weight`` is V consecutive rows, equally many on every rank.
 
     Every rank of the group must call the loss with the same ``hidden``, ``targets`` and settings. The caller must sum the
     gradient of ``hidden`` over the group: each rank has only the *partial sum* through its own columns. The gradient of
@@ -77,7 +77,7 @@ def _check_range(targets: Tensor, vocab_size: int) -> None:
 
 
 class RowLoss(Protocol):
-    """Computes each row's loss, and the loss's gradient with respect to this row of h Wᵀ, also for rows that do not count."""
+    """Protocol: computes each row's loss, and this loss's gradient with respect to the row of h Wᵀ, also of ignored rows."""
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
         """Allocate n temporary buffers (n, rows, …) for calls with up to `rows` rows of a `product` (C, V)."""
@@ -167,7 +167,7 @@ class RowNLL(torch.autograd.Function):
 
 
 def _gradient_dtypes(hidden: Tensor, weight: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """(dtype of the gradient of `hidden`, dtype of the gradient of `weight`). A bf16 weight's `grad_dtype` may be fp32."""
+    """(dtype of `hidden`'s gradient, dtype of `weight`'s gradient). The latter is the weight's `grad_dtype`, if that is set."""
     return hidden.dtype, (weight.is_leaf and weight.grad_dtype) or weight.dtype
 
 
@@ -306,7 +306,7 @@ def _sharded_softmax(
 
 
 def gathered(values: Tensor, shards: VocabularyShards | None) -> Tensor:
-    """All-gather `values` (…) from all ranks of the shards' group: (ranks, …). Without shards: this rank's values as (1, …)."""
+    """All-gather `values` (…) from all ranks of the shards' group: (ranks, …). Without shards returns `values` as (1, …)."""
     if shards is None:
         return values[None]
     everyone = values.new_empty(shards.group.size(), *values.shape)

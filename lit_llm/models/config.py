@@ -17,7 +17,7 @@ RopeScaling: TypeAlias = dict[str, bool | float | str | list[float]]
 
 
 class LayerSettings(NamedTuple):
-    """The settings of one block that `GPTConfig.layers` can set per block; see the fields of the same names in `GPTConfig`."""
+    """Record of one block's settings, of those that `GPTConfig.layers` can set per block. `GPTConfig` explains the fields."""
 
     window: int | None
     rope: bool
@@ -27,7 +27,7 @@ class LayerSettings(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A reason why a model cannot be built: a sentence `what`, and the command-line flags that mend the mistake."""
+    """Record of a reason why a model cannot be built: a sentence `what`, and the command-line flags that mend the mistake."""
 
     what: str
     flags: str
@@ -78,8 +78,8 @@ class GPTConfig:
     norm_unit_offset: bool = False
     """Whether the gain of RMSNorm is 1 + weight (Gemma) instead of weight. Norms of latents always have the gain weight."""
     parallel_residual: bool = False
-    """Whether attention and MLP read the same input (GPT-NeoX), instead of the MLP reading attention's output. Needs
-    norm_position pre."""
+    """Whether attention and MLP read the same input (GPT-NeoX). False: the MLP reads the residual stream after attention.
+    True needs norm_position pre."""
     embedding_scale: Annotated[float | None, above(0, 10**6)] = None
     """Factor by which token embeddings are multiplied. None: 1. Gemma: sqrt(n_embd)."""
     residual_scale: Annotated[float, above(0, 10**6)] = 1.0
@@ -235,13 +235,13 @@ class GPTConfig:
 
     @property
     def hidden_std(self) -> float:
-        """Initial standard deviation of a block's matrices, except output projections: init_std / √(n_embd / base_width)."""
+        """Initial std of a block's matrices but output projections: init_std, or init_std / √(n_embd / base_width) if given."""
         width, _ = self.size_ratios or (1.0, 1.0)
         return self.init_std / math.sqrt(width)
 
     @property
     def residual_std(self) -> float:
-        """Initial standard deviation of the output projections of attention and MLP (`zero_init_projections`)."""
+        """Initial standard deviation of the output projections of attention and MLP, 0 or not (see `zero_init_projections`)."""
         zero = self.zero_init_projections
         if zero is None:
             zero = not self.tie_embeddings and self.norm_position == "pre"
@@ -253,8 +253,8 @@ class GPTConfig:
         """Initial standard deviation of the output matrix.
 
         The normalised residual stream has norm √d, so logits have variance d·std², and the first loss is ln V + d·std²/2. Up
-        to a width of about 1,000, std is init_std (0.02). Wider models get a smaller std, so that the first loss is within 2 %
-        of ln V. With base_width, std is the base model's std divided by n_embd / base_width, within the same limit.
+        to a width of about 1,000, std is init_std (0.02). In wider models, std is less than init_std, so that the first loss
+        is within 2 % of ln V. With base_width, std is the base model's std divided by n_embd / base_width, in the same limit.
         """
         assert self.vocab_size is not None
         width, _ = self.size_ratios or (1.0, 1.0)

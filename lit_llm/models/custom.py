@@ -171,7 +171,7 @@ def blocks_problem(class_path: str, names: list[str]) -> str:
 
 
 def architecture_layout_problems(class_path: str, tensor_parallel: int, context: int) -> list[str]:
-    """Return one sentence for each of these two sizes that is above 1: custom models support neither kind of parallelism."""
+    """Return one sentence for each size that is above 1: custom models support neither tensor nor context parallelism."""
     sizes = {"tensor_parallel": tensor_parallel, "context": context}
     return [
         f"{name}={size} works with lit_llm's GPT only, not with {class_path}; use shards "

@@ -26,7 +26,7 @@ from lit_llm.models.chunked_loss import VocabularyShards, gathered
 
 
 class TeacherLogits(NamedTuple):
-    """The teacher's k most likely ids at each position, with their log-probabilities."""
+    """Record of the teacher's k most likely ids at each position, with their log-probabilities."""
 
     ids: Tensor
     """(..., k) integers in [0, vocab_size), all different at one position. The leading dimensions are the targets' shape."""

@@ -41,7 +41,7 @@ _A, _B = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # odd, with random bits: 2⁶
 
 
 class Drops(NamedTuple):
-    """Random numbers from which the dropout masks of a forward pass are computed. `of` returns the `Drops` of one block."""
+    """Record of random numbers that give the dropout masks of a forward pass. `of` returns the `Drops` of one block."""
 
     keys: Tensor
     """(L + 1, sites) int64: a random number per block and site; the last row is for the embedding. Of one block: (sites,)."""
@@ -64,7 +64,7 @@ class Drops(NamedTuple):
 
 
 class WeightDrops(NamedTuple):
-    """The dropout rate of attention weights, and the random numbers from which their dropout mask is computed."""
+    """Record of the dropout rate of attention weights, and of the random numbers that give their dropout mask."""
 
     rate: float
     rows: Tensor
@@ -76,7 +76,7 @@ class WeightDrops(NamedTuple):
 
 
 def new_seed() -> Tensor:
-    """The seed of a micro-batch: a scalar int64 from the CPU's generator, which `StepSeed` seeds."""
+    """Draw the seed of a micro-batch, a scalar int64, from the CPU's random generator, which `StepSeed` seeds."""
     return torch.randint(2**62, (), dtype=torch.int64, device="cpu")
 
 
@@ -128,10 +128,10 @@ def drop_weights(drops: Drops | None, rate: float, heads: int, keys: int, *, fir
 
 
 class DropsInputs(nn.Linear):
-    """A linear layer with dropout of inputs: its forward takes an argument `drops`. Base class of LoRA's layer."""
+    """Base class of linear layers with dropout of inputs, such as LoRA's: `forward` takes an argument `drops`."""
 
     def merged(self) -> Tensor:
-        """Return the matrix (o, i) that the layer applies without dropout."""
+        """Return the matrix (o, i) that the layer applies without dropout. Each subclass defines this."""
         raise NotImplementedError
 
 

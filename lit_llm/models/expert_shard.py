@@ -16,7 +16,7 @@ from lit_llm.core._torch import exchange_rows, send_rows
 
 
 class ExpertShard(NamedTuple):
-    """Says that each of n ranks has E / n consecutive experts of every layer, rank 0 the first, and so on."""
+    """Record of how n ranks split experts: each has E / n consecutive experts of every layer, rank 0 the first, and so on."""
 
     group: str
     """Name of the ranks' process group."""
@@ -77,7 +77,7 @@ class Dispatch:
 
 
 class _Sent(Function):
-    """Sends rows to other ranks. Their gradients come back, multiplied by a factor."""
+    """Sends rows to other ranks. Backward sends the rows' gradients back, multiplied by `scale`."""
 
     @staticmethod
     def forward(

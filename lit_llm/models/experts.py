@@ -27,7 +27,7 @@ from lit_llm.models.router import Router, RouterSums
 
 
 class StackedLinear(nn.Module):
-    """A linear layer for each expert, all in one parameter."""
+    """Linear layers of E experts: one parameter holds the matrices of all, and one the biases."""
 
     is_stacked = True
     """Tells `lit_llm.optim.parameter_groups` that `weight` is a stack of E matrices, and `bias` a stack of E vectors."""

@@ -30,7 +30,7 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings for drawing the next token.
+    """Record of the settings for drawing the next token.
 
     Args:
         temperature: divides the logits; 0 always takes the most likely id. Other values below 0.001 are refused, because the
@@ -94,7 +94,7 @@ class Texts:
         self._tables: list[int] = []
 
     def logits(self, texts: list[list[int]], *, room: int = 0) -> Tensor:
-        """Return the logits (B, V) of the next id of each text of at most block_size ids. Cached positions are not recomputed.
+        """Return the logits (B, V) of the next id of each of B texts of at most block_size ids. The cache then has these texts.
 
         Args:
             room: number of further positions for which the cache allocates memory.
@@ -225,7 +225,7 @@ def generate_all(
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[object]:
-    """A context in which compiled blocks run eagerly, because each new length would recompile them. Does not import Dynamo."""
+    """Context manager in which compiled blocks run eagerly: a new length would recompile them. Does not import Dynamo."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 

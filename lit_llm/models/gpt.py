@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The inputs of embedding and blocks for one batch, except activations: ids, positions, rotary angles and masks.
+    """Record of the inputs of embedding and blocks for one batch, except activations: ids, positions, rotary angles, masks.
 
     T includes padding, because ranks that share a sequence (context parallelism), or split it for norms (tensor parallelism),
     need equally many positions. With `shard`, T is the number of this rank's positions, which may not be contiguous.
@@ -192,7 +192,7 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The output matrix (P, d). If tensor-parallel ranks split the vocabulary, this rank's rows (P / ranks, d)."""
+        """The output matrix (P, d); if tensor-parallel ranks split the vocabulary, this rank's rows of it, (P / ranks, d)."""
         weight = self.embedding.weight if self.head is None else self.head.weight
         return weight.to_local() if isinstance(weight, DTensor) else weight
 
@@ -277,7 +277,7 @@ class GPT(nn.Module):
         return View(input_ids, whole_ids, documents, positions, rotations, sees, drops, shard)
 
     def counting(self, view: View, targets: Tensor) -> View:
-        """Return `view` with `View.counted` set, for the positions that blocks compute on this rank; `view` without experts.
+        """Return a copy of `view` with `counted` set, for the positions that this rank's blocks compute; `view` if no experts.
 
         Args:
             targets: (B, T), the next token ids of the whole sequence; -100 does not count.
@@ -313,7 +313,7 @@ class GPT(nn.Module):
         return 1 if self.vocabulary_shards is None else self.vocabulary_shards.group.size()
 
     def stream_length(self, length: int, *, split: bool) -> int:
-        """Number of positions in the residual stream on this rank between blocks, for a sequence of `length` positions.
+        """Number of positions that the residual stream between blocks has on this rank, for a sequence of `length` positions.
 
         Args:
             split: whether forward gets targets: only then do ranks share the sequence as `sequence_shard` says.

@@ -98,7 +98,7 @@ class LatentAttention(nn.Module):
 
     @property
     def of_latents(self) -> list[nn.Module]:
-        """The layers whose outputs all heads share: projections to latents and to the rotary key, and the latents' norms."""
+        """The layers whose outputs every head uses: projections to latents and to the rotary key, and the latents' norms."""
         layers = (self.query_latent, self.query_latent_norm, self.latent, self.latent_norm, self.rotary_key)
         return [module for module in layers if module is not None]
 

@@ -41,7 +41,7 @@ class LatentConfig:
         return self.query_rank or 1, self.kv_rank, n_head * self.value_head_dim
 
     def matrices(self, n_embd: int, n_head: int) -> int:
-        """Number of parameters of a block's projections, without biases."""
+        """Number of parameters of the projections of a block's latent attention, without biases."""
         queries, shared = n_head * self.head_dim, n_embd * (self.kv_rank + self.rope_head_dim)
         of_queries = n_embd * queries if self.query_rank is None else self.query_rank * (n_embd + queries)
         of_keys_and_values = self.kv_rank * n_head * (self.nope_head_dim + self.value_head_dim)

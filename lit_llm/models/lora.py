@@ -61,7 +61,7 @@ class LoRAConfig:
 
 
 class Adapted(KeepsPrecision):
-    """A layer with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r); of E experts (E, r, i) and (E, o, r).
+    """Base class of layers with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r); of E experts (E, r, i) and (E, o, r).
 
     An Adapted takes over the parameters, buffers and settings of the layer that it replaces, with names, dtypes and devices.
     Adapters are stored in fp32 at least, so that rounding loses no update, and computed in the dtype of the input.
@@ -100,7 +100,7 @@ class LoRALinear(Adapted, DropsInputs):
         self.first_input = 0  # the number of this rank's first input
 
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
-        """(B, T, i) → (B, T, o)."""
+        """Apply the layer and its adapter: (B, T, i) → (B, T, o)."""
         return super().forward(x) + self.update(x, self.lora_a, self.lora_b, drops)
 
     def merged(self) -> Tensor:

@@ -55,7 +55,7 @@ from lit_llm.models.distillation_loss import DistillationRows, TeacherLogits
 from lit_llm.models.router import RouterSums
 
 CHUNK_SIZE = 1024
-"""Rows of a chunk. Each chunk reads W twice and adds to W's gradient. Smaller chunks save little (512 in bf16: 0.63 GB)."""
+"""Rows of a chunk. Each chunk reads W twice and adds to W's gradient. Half the rows save little (bf16: 0.63, not 0.68 GB)."""
 
 
 @dataclass
@@ -81,10 +81,10 @@ LossHead = Literal["cross-entropy", "by document", "with a teacher"]
 
 
 class LossSums(NamedTuple):
-    """Sums over the counted targets of one micro-batch; 0-d tensors on the device of the hidden states."""
+    """Record of sums over the counted targets of one micro-batch, on the hidden states' device; 0-d where no shape is given."""
 
     loss: Tensor
-    """Differentiable sum to minimise: NLL plus z-loss; float32 (float64 for float64 inputs)."""
+    """Differentiable sum to minimise, of all losses with their weights; float32 (float64 for float64 inputs)."""
     nll: Tensor
     """Detached sum of the negative log-likelihood alone, in nats, in the dtype of `loss`. Perplexity is computed from `nll`."""
     count: Tensor  # type: ignore[assignment]  # hides tuple.count
@@ -106,7 +106,7 @@ def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> Loss
     """Add the losses of N further tokens (multi-token prediction) to the loss of next tokens: weight / N · the sum of `ahead`.
 
     The caller divides by the number of next tokens, `count`. As in DeepSeek-V3 (arXiv 2412.19437, equations 24 and 25), this
-    number also divides the losses of further tokens, although a sequence has a few further targets less.
+    number also divides the losses of further tokens, although a sequence has fewer further targets than next tokens.
     """
     loss = torch.stack([each.loss for each in ahead]).sum() * (weight / len(ahead))
     nll = torch.stack([each.nll for each in ahead]).sum()
@@ -157,7 +157,7 @@ def cross_entropy(
     by_row: bool = False,
     shards: VocabularyShards | None = None,
 ) -> LossSums:
-    """Cross-entropy with full logits. Fastest for small vocabularies; stores (N, V) several times.
+    """Cross-entropy with full logits: faster than chunks for small vocabularies, but stores (N, V) several times.
 
     With ``shards``, calls `chunked_cross_entropy` with one chunk of all rows, which stores (N, V) once.
 

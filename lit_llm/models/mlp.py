@@ -34,7 +34,7 @@ class MLP(nn.Module):
         self.unit_probe: Callable[[Tensor], None] | None = None  # set by `HealthSignals` while it measures
 
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
-        """(B, T, d) → (B, T, d)."""
+        """Apply the MLP: (B, T, d) → (B, T, d)."""
         up = apply_linear(self.up, x, drops)  # (B, T, f)
         if self.gate is None:
             hidden = self.activate(up)

@@ -105,7 +105,7 @@ def _operations(module: CustomModel, length: int) -> int | None:
 
 
 class _Operations(DispatchMode):
-    """A dispatch mode that counts torch operations in `count`."""
+    """Context manager that counts the torch operations in it, in `count`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ _DOMAINS = {
 
 
 def value_problem(key: str, value: Any) -> str | None:
-    """Return why a value of `rope_scaling` is wrong for any model, as text to follow the key; None if the value is right."""
+    """Return why `value` is wrong for the key `key` in any model, as text to follow the key; None if some model may have it."""
     if key == "truncate":
         return None if isinstance(value, bool) else f"is {shown(value)}, but must be true or false"
     if key not in _LISTS:

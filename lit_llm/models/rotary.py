@@ -15,7 +15,7 @@ from lit_llm.models.small_layers import KeepsPrecision
 
 
 class PositionsInDocuments(NamedTuple):
-    """For each position of a sequence, its number in its document and the document's length."""
+    """Record: for each position of a sequence, its number in its document, and the document's length."""
 
     positions: Tensor
     """(B, S) int64: number of the position in its document, from 0."""
@@ -183,7 +183,7 @@ def _yarn(
     half = frequency.numel()
 
     def index(turns: float) -> float:
-        """Return the (fractional) index of the frequency that makes `turns` turns in the original context."""
+        """Return the fractional index, among the frequencies, of one that makes `turns` turns in the original context."""
         return half * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = index(beta_fast), index(beta_slow)

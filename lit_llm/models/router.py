@@ -18,7 +18,7 @@ from lit_llm.models.small_layers import KeepsPrecision
 
 
 class RouterSums(NamedTuple):
-    """A router's sums over the tokens of one micro-batch whose targets count; stacked for L blocks with experts, (L, …)."""
+    """Record of a router's sums over a micro-batch's tokens whose targets count; stacked for L blocks with experts, (L, …)."""
 
     loss: Tensor
     """0-d, differentiable: weighted sum of the balancing losses and the z-loss. fp32 (float64 for float64 inputs)."""
@@ -35,7 +35,7 @@ class RouterSums(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """The router's result for N tokens."""
+    """Record of a router's result for N tokens."""
 
     experts: Tensor
     """(N, k) int64, numbers of each token's experts, ascending, so that sums over experts do not depend on score order."""
@@ -48,9 +48,9 @@ class Routing(NamedTuple):
 
 
 class Router(KeepsPrecision):
-    """Scores all experts, and chooses k experts for each token. Always computes in fp32, whatever the precision.
+    """Scores all experts, and chooses k for each token (Σ: sum over these k, with `normalise`). Always computes in fp32.
 
-        s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s / Σ s
+        s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s, or scale · s / Σ s
 
     c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): c is not trained, and does not enter
     the weights. c is fp32, because steps of 0.001 would be lost in bf16. If scores are equal, the expert with the lower number
@@ -107,7 +107,7 @@ class Router(KeepsPrecision):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Return the numbers of the k experts with the largest scores, in ascending order: (N, E) → (N, k)."""
+        """Return the numbers of the k experts with the largest scores within the best groups, ascending: (N, E) → (N, k)."""
         config = self.config
         groups, top_groups = config.effective_groups
         if top_groups < groups:
@@ -119,7 +119,7 @@ class Router(KeepsPrecision):
         return _largest(scores, config.top_k).sort(dim=1).values
 
     def sums(self, routing: Routing, counted: Tensor) -> RouterSums:
-        """Return the sums over the tokens whose targets count. `counted`: (B, T) bool, for the B · T tokens of `routing`."""
+        """Return the sums over the tokens whose targets count. `counted`: (B, T) bool, True for such tokens of `routing`."""
         config, (batch, length) = self.config, counted.shape
         with torch.autocast(counted.device.type, enabled=False):
             p, where = routing.probabilities, counted.reshape(-1)  # (N, E), (N,)
@@ -147,7 +147,7 @@ class Router(KeepsPrecision):
 
 
 def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Set the shares that the balancing loss of the next optimizer step uses, from this step's sums.
+    """Set each router's `shares`, which its balancing loss uses in the following optimizer step, from this step's sums.
 
     Args:
         routers: the routers of the L blocks with experts. Routers of other pipeline stages are on the meta device: unchanged.

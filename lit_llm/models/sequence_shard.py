@@ -16,7 +16,7 @@ of a part of the heads."""
 
 
 class SequenceShard(NamedTuple):
-    """Says that n ranks share each sequence: all ranks load the same batch, and each rank computes T / n positions.
+    """Record of how n ranks share each sequence: all load the same batch, and each rank computes T / n positions.
 
     With `kind` gather, the sequence has 2n chunks, and rank r has chunks r and 2n - 1 - r. A position attends to earlier
     positions, so late chunks cost more than early chunks, but each rank's two chunks together cost the same. With `kind` heads,
@@ -31,7 +31,7 @@ class SequenceShard(NamedTuple):
 
     @property
     def multiple(self) -> int:
-        """The number of chunks of a sequence, of which the number of positions T must be a multiple."""
+        """The number of chunks of a sequence. The number of positions T must be a multiple of this number."""
         return self.ranks * len(self.chunks)
 
     @property

@@ -20,7 +20,7 @@ def upcycled(config: GPTConfig, weights: dict[str, Tensor], experts: int) -> tup
     """Return (settings, state_dict) of a mixture of experts with the same outputs as the dense model. In each block, all
     experts are copies of the block's MLP, and two experts compute each token.
 
-    The routers' weights are random (seed 0), so that different experts get different tokens, and become different in training.
+    The routers' weights are random (seed 0), so that experts get different tokens, and training makes them different.
 
     Args:
         config, weights: the settings and the state_dict of the dense model.

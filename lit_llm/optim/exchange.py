@@ -31,7 +31,7 @@ Coordinate: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A distributed matrix: its shape (r, c), and one placement per mesh dimension."""
+    """Record of a distributed matrix: its shape (r, c), and one placement per mesh dimension."""
 
     shape: tuple[int, ...]
     placements: tuple[Placement, ...]
@@ -50,9 +50,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class _Hop:
-    """One all-to-all along a mesh dimension, which brings shards nearer to their owners.
+    """Record of an all-to-all along one mesh dimension, which brings shards nearer to their owners.
 
-    `sent` and `received` have a list for each peer, of (number of a matrix, coordinate of the rank that stores the shard).
+    `sent` and `received`: for each rank of `group`, the shards as (number of a matrix, coordinate of the rank that stores it).
     """
 
     group: dist.ProcessGroup
@@ -176,7 +176,7 @@ class MatrixExchange:
     def to_all_ranks(self, vectors: dict[int, Tensor], device: torch.device) -> dict[int, Tensor]:
         """Send a vector per matrix from the matrices' owners to all ranks. Returns number → fp32 vector (r,) for all matrices.
 
-        Adding the zeros of the other ranks is exact, so all ranks have the same bits.
+        A collective: ranks add their vectors to the others' zeros. This is exact, so all ranks have the same bits.
 
         Args:
             vectors: number → vector (r,), for the matrices that this rank owns.
@@ -221,7 +221,7 @@ class MatrixExchange:
 
 
 def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExchange]:
-    """Return one exchange per turn of `turns`, for matrices on one mesh that are replicated along the same dimensions."""
+    """Return a `MatrixExchange` per turn of `turns`. All matrices are on one mesh, replicated along the same dimensions."""
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
     return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]

@@ -21,7 +21,7 @@ class Lion(GroupOptimizer):
 
         u = sign(β1 m + (1 − β1) g);   θ ← (1 − η λ) θ − η u;   m ← β2 m + (1 − β2) g
 
-    Every weight moves by η (`lr`), so η should be 3–10 times smaller than AdamW's, and λ (`weight_decay`) as much larger.
+    Every weight moves by η (`lr`), so η should be AdamW's divided by 3 to 10, and λ (`weight_decay`) AdamW's times 3 to 10.
 
     Raises:
         UserError: an option is out of range.
@@ -52,7 +52,7 @@ class Lion(GroupOptimizer):
             self._update(group, [params[i] for i in numbers])
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Update parameters. bf16 and fp16 parameters are decayed and moved in fp32, and rounded once.
+        """Update `params` and their momenta. bf16 and fp16 parameters are decayed and moved in fp32, and rounded once.
 
         On CPUs `_foreach_mul_` would round its factor to the tensors' dtype: in bf16, 0.998 becomes 0.996.
         """

@@ -52,10 +52,10 @@ class MuonAdamW(GroupOptimizer):
         momentum, nesterov, ns_steps, adjust_lr: Muon's options.
         ns_dtype: dtype of the Newton–Schulz iteration. "auto" is bfloat16 on accelerators, as in `torch.optim.Muon`, and
             float32 on CPUs, whatever a CPU's features are, so that a run gives the same numbers on any CPU.
-            "bfloat16" on a CPU with AMX is 2.3 to 6 times faster (16 matrices of 128 × 128: 2.8 instead of 6.4 ms; 8 of 256 ×
-            1024: 13 instead of 77 ms). Other CPUs emulate bf16. bf16 makes layouts of ranks differ by about 2^-8.
+            On AMX CPUs, bfloat16 is 2.3 to 6 times as fast as float32 (16 matrices of 128 × 128: 2.8, not 6.4 ms; 8 of 256 ×
+            1024: 13, not 77 ms). Other CPUs emulate bf16. With bf16, results on two layouts of ranks differ by about 2^-8.
         ns_method: coefficients of the iteration. "jordan": Jordan et al. 2024. "polar_express" (Amsel et al. 2025, arXiv
-            2505.16932) brings singular values nearer to 1 in as many steps, and so in the same time.
+            2505.16932) brings singular values nearer to 1 than "jordan" does in as many steps, and so in the same time.
         normuon_beta2: β2 of NorMuon, in [0, 1). None: no NorMuon. NorMuon's state is one number per row, equal on all ranks.
         betas, eps: AdamW's options.
         weight_decay: decoupled weight decay, of both algorithms, for groups without their own ``weight_decay``.
@@ -90,7 +90,7 @@ class MuonAdamW(GroupOptimizer):
         super().__init__(params, options | {"betas": tuple(betas)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, split into a Muon group and an AdamW group, each with only its algorithm's options."""
+        """Add a parameter group as a Muon group, an AdamW group or both, each with only its algorithm's options."""
         params = param_group["params"]
         items = [params] if isinstance(params, Tensor) else list(params)  # tensors, or (name, tensor) as torch allows
         tensors = [item[1] if isinstance(item, tuple) else item for item in items]

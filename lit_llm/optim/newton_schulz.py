@@ -37,7 +37,7 @@ def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
 def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
     """The coefficients (a, b, c) of the polynomial a x + b x³ + c x⁵ of each Newton–Schulz step, for a value of `ns_method`.
 
-    jordan: equal in all steps (Jordan et al. 2024). Singular values do not converge to exactly 1; small values grow faster.
+    jordan: equal in all steps (Jordan et al. 2024), for fast growth of small singular values, which end near 1, not at 1.
     polar_express: Amsel et al. 2025, arXiv 2505.16932, with their safety factor: x is divided by 1.01 before each of the first
     seven steps.
     """
@@ -57,11 +57,11 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
     Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; if r > c, X ← a X + X (b A + c A²), A = Xᵀ X.
 
     In fp32, if one side is more than twice as long as the other, three steps are computed from the Gram matrix A alone and
-    applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
-    S ← a S + t M + M S, t ← a t. For sides of 4 : 1 and 5 steps, this takes two thirds of the arithmetic.
+    applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the following A is P A P, and
+    S ← a S + t M + M S, t ← a t. For sides of 4 : 1 and 5 steps, this takes two thirds of the arithmetic of single steps.
 
     The function takes no batch of matrices, because a matrix's last bits would depend on its place in the batch: kernels are
-    chosen by memory alignment. On one thread a batch saves no time.
+    chosen by memory alignment. On one thread, a batch takes no less time than its matrices one by one.
 
     Args:
         x: (r, c). A zero matrix stays zero.

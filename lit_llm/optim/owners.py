@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def steps_together(rows: int, columns: int, element_bytes: int) -> int:
-    """Number of steps that `newton_schulz` applies to a matrix at once. More steps would lose small singular values."""
+    """Number of steps that `newton_schulz` applies to a matrix at once: 1 or 3. Four would lose small singular values."""
     return 3 if element_bytes == 4 and max(rows, columns) > 2 * min(rows, columns) else 1
 
 

@@ -12,15 +12,15 @@ from lit_llm.core.number_domain import above, at_least, below, check_ranges, who
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"
-"""If a recipe names this class path, lit_llm uses `TorchMuon` in its place."""
+"""If a recipe names this class path for its optimizer, lit_llm uses `TorchMuon` in place of that class."""
 
 
 class TorchMuon(MuonAdamW):
-    """`torch.optim.Muon` for hidden matrices, and AdamW for all other parameters at the same rate and weight decay.
+    """`torch.optim.Muon` for hidden matrices, and AdamW for all other parameters, both with `lr` and `weight_decay`.
 
     `torch.optim.Muon` takes matrices only, while a LightningModule with automatic optimization needs one optimizer. This class
     has the arguments of `torch.optim.Muon` and calls torch's Newton–Schulz iteration, always in bf16. On plain fp32 matrices,
-    steps of both classes are equal bit for bit. As in `MuonAdamW` are: the choice of hidden matrices, distributed parameters,
+    steps of both classes are equal bit for bit. As in `MuonAdamW` are the choice of hidden matrices, distributed parameters,
     ``found_inf``, and steps of bf16 parameters, which are rounded once. AdamW has β = (0.9, 0.95) and ε = 1e-8.
 
     Args:
@@ -63,7 +63,7 @@ class TorchMuon(MuonAdamW):
         super().add_param_group({**self._iteration, **param_group})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the Newton–Schulz options from the restored groups, so that groups added later get the same options."""
+        """Restore the state. Keep the restored Newton–Schulz options, so that groups added later get the same options."""
         muon: dict[str, Any] = next((group for group in state["param_groups"] if group["algorithm"] == "muon"), {})
         self._iteration = {name: muon[name] for name in ("ns_coefficients", "ns_eps") if name in muon}
         super().__setstate__(state)

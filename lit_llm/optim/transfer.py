@@ -21,7 +21,7 @@ _LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")
 RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.02677")} | dict.fromkeys(
     (*_LIKE_ADAM, "RMSprop", "Muon", "MuonAdamW"), (0.5, "square root for Adam: Malladi et al. 2022, arXiv 2205.10287")
 )
-"""Name of an optimizer → (p, source) of the rule that the best learning rate is proportional to (batch size)^p."""
+"""Name of an optimizer → (p, source), for the rule that the best learning rate is proportional to (batch size)^p."""
 
 
 def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
@@ -104,7 +104,7 @@ def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
 
 
 def _of_matrices(optimizer: Optimizer, group: dict[str, Any], width: float) -> float:
-    """Return the factor for the learning rate of a group of matrices with `width` times as many inputs as the base model's."""
+    """Return the factor for the rate of a group of matrices that have `width` times as many inputs as the base model's."""
     algorithm = group.get("algorithm", type(optimizer).__name__)
     if algorithm == "muon":
         return 1.0 if group["adjust_lr"] == "original" else 1 / math.sqrt(width)

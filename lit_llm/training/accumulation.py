@@ -16,7 +16,7 @@ from lit_llm.models.loss import LossSums
 
 
 def mean_of(sums: LossSums) -> Tensor:
-    """The mean loss over the counted targets, a scalar tensor; 0 if no target is counted."""
+    """The loss to minimise, a scalar tensor: `sums.loss` / `sums.count`. A count of 0 (no counted target) is taken as 1."""
     return sums.loss / sums.count.clamp(min=1)
 
 
@@ -36,7 +36,7 @@ class Accumulation:
         losses: the layout of the sums, with a row for each logged mean.
         block_size: the largest number of targets in a sequence.
         equal: whether every micro-batch of every rank has the same number of counted targets.
-        loss_ranks: the number of ranks whose loss sums are added.
+        loss_ranks: the number of ranks that compute a loss, whose sums `end` adds.
     """
 
     def __init__(self, losses: LossMeans, *, block_size: int, equal: bool, loss_ranks: int) -> None:
@@ -57,7 +57,7 @@ class Accumulation:
             self._routers = packed if self._routers is None else self._routers + packed
 
     def weight(self, count: Tensor | int) -> Tensor | float:
-        """The factor of a micro-batch's mean loss, before its backward pass. `count`: number of its counted targets.
+        """The factor by which to multiply a micro-batch's mean loss before its backward pass. `count`: its counted targets.
 
         A count of 0 is taken as 1, as in `mean_of`: with `predict_ahead`, a micro-batch without counted next tokens can have a
         loss of tokens further ahead.
@@ -67,7 +67,7 @@ class Accumulation:
         return (count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)) / self.block_size
 
     def first_gradient_scale(self, accumulate: int) -> Tensor | float:
-        """The factor that turns the gradient after a step's first micro-batch into the gradient of its mean loss.
+        """The factor that turns the gradient after a step's first micro-batch into the gradient of the micro-batch's mean loss.
 
         Infinite if no target of the micro-batch is counted. `accumulate`: the number of micro-batches of a step.
         """
@@ -75,7 +75,7 @@ class Accumulation:
         return accumulate if self.equal else accumulate * self.block_size / count
 
     def end(self, strategy: Strategy, accumulate: int) -> tuple[Tensor, Tensor | None]:
-        """End an optimizer step: add the sums of all ranks, reset this rank's sums, and set `routers`. A collective.
+        """End an optimizer step: add all ranks' sums, reset this rank's, and set `routers` to the routers' sums. A collective.
 
         Returns ((k, 2) sums for `LossMeans.row`, the factor by which gradients must be multiplied; None: 1).
 
@@ -100,7 +100,7 @@ class Accumulation:
 
 
 class LossMeans:
-    """Layout of loss sums, and the means from them: the loss, the loss of each source of a mixture, an objective's own means.
+    """Makes loss sums, (k, 2), and means from them: the loss, the loss of each source of a mixture, an objective's own means.
 
     The sums are bitwise reproducible: the sum of a source is a masked sum over rows, without atomic additions. A NaN loss of
     one source does not affect other sources.

@@ -33,7 +33,7 @@ from lit_llm.training.accumulation import Accumulation
 
 
 class Answers(L.LightningModule):
-    """Base class of LanguageModel with what callbacks need. LanguageModel sets the attributes, and the methods read them."""
+    """Base class of LanguageModel: methods that callbacks call. They read the attributes below, which LanguageModel sets."""
 
     config: GPTConfig
     loss_config: LossConfig
@@ -73,7 +73,7 @@ class Answers(L.LightningModule):
     def flops_per_token(self) -> float:
         """Training FLOPs per token in sequences of the data's block size, minus the FLOPs that LoRA saves (`flops_saved`).
 
-        For a custom architecture, `own_flops_per_token` counts the FLOPs of its operations, or assumes six per parameter.
+        For a custom architecture, `own_flops_per_token` counts its operations' FLOPs, or takes six per parameter and token.
         """
         model, length = self.whole_model, getattr(self.data, "block_size", None)
         if isinstance(model, CustomModel):
@@ -95,7 +95,7 @@ class Answers(L.LightningModule):
         return self.loss_config.chunk_size is None
 
     def first_gradient_scale(self) -> Tensor | float:
-        """The factor that turns the gradient after a step's first micro-batch into the gradient of its mean loss."""
+        """The factor that turns the gradient after a step's first micro-batch into the gradient of that micro-batch's loss."""
         return self.window.first_gradient_scale(self.trainer.accumulate_grad_batches)
 
     @property

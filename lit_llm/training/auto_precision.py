@@ -16,7 +16,7 @@ _NAMES = {True: "bf16-mixed", False: "32-true"}
 
 
 class Choice(NamedTuple):
-    """A precision for the Trainer, such as bf16-mixed, and why it was chosen, as the end of a sentence."""
+    """Record of a chosen precision for the Trainer, such as bf16-mixed, and of the reason, as the end of a sentence."""
 
     precision: str
     why: str
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 def choose(accelerator: Any) -> Choice:
-    """Choose bf16-mixed if the device of this machine computes in bf16 in hardware, else 32-true, which is then faster.
+    """Choose bf16-mixed if this machine's device is known to compute in bf16 in hardware, else 32-true.
 
     Args:
         accelerator: the setting `trainer.accelerator`, such as "cpu" or "auto".

@@ -58,7 +58,7 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
 def _let_the_first_rank_end() -> None:
     """Wait until rank 0 has printed why the run ends, and has ended: torchrun kills all processes once this process ends.
 
-    After `FIRST_RANK_SECONDS`, print the reason in this process instead.
+    If rank 0 has not ended after `FIRST_RANK_SECONDS`, print the reason in this process.
     """
     try:
         address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
@@ -105,7 +105,7 @@ atexit.register(_finish)
 
 
 def launches_ranks() -> None:
-    """Store this process's id in the environment. Ranks that this process launches read the id in `end_with_launcher`."""
+    """Store this process's id in the environment variable `LAUNCHER`, which `end_with_launcher` reads in launched ranks."""
     os.environ[LAUNCHER] = str(os.getpid())
 
 

@@ -44,12 +44,12 @@ LOADER_SECONDS, LOADER_BATCHES = 2.0, 500
 LOADER_SHARE = 0.05
 """The largest accepted share of (time to load a batch) in (time to train on a batch)."""
 TOY_PARAMETERS = 1_000_000
-"""The loader's speed is not tested with fewer parameters: such a model trains about as fast as data are read."""
+"""The loader's speed is not tested for a model with fewer parameters than this, which trains about as fast as data are read."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the checklist: the name of the check, whether it passed, and what it found, as text."""
+    """Record of a line of the checklist: the name of the check, whether it passed, and what it found, as text."""
 
     name: str
     passed: bool
@@ -95,7 +95,7 @@ class Observer(Callback):
 
 
 class CheckedRun:
-    """A temporary run of a recipe on one device, with an `Observer` of its first steps.
+    """Holds a temporary run of a recipe on one device, with an `Observer` of the run's first steps.
 
     Args:
         run_dir: an empty folder for the run.
@@ -222,7 +222,7 @@ def _packed_documents(run: CheckedRun) -> Tensor | None:
 
 
 def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False, of_tokens: bool = True) -> Line:
-    """Check that the first loss is ln V nats, with V ids: an untrained model predicts all equally. If `trained`, less is right.
+    """Check that the first loss is near ln V nats (V ids): an untrained model predicts all equally. `trained`: it may be less.
 
     If `of_tokens` is false, the loss is per pair of answers, and is not tested.
     """
@@ -293,7 +293,7 @@ def causal_mask(run: CheckedRun) -> Line:
 
 
 def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tuple[bool, str]:
-    """Return (whether no prediction depends on tokens it must not see, the finding as text).
+    """Return (True if no prediction depends on tokens that it must not see, what was found as text).
 
     Each test changes all tokens from one position on. The model gets one sequence at a time: sequences may share experts.
     """
@@ -400,7 +400,7 @@ def _blocks_per_epoch(dataset: Any) -> dict[int, int]:
 
 
 def overfitting(run: CheckedRun) -> Line:
-    """Check that training on one short batch lowers its loss to 0.5 of the first loss, or to 0.95 with trained weights."""
+    """Train on one short batch, and check that its loss falls to 0.5 of its first loss; of trained weights, to 0.95 of it."""
     name, module, trainer = "one batch can be overfitted", run.model, run.trainer
     if not run.observer.losses:
         return Line(name, True, f"not tested: no target in {STEPS} steps")
@@ -440,7 +440,7 @@ def overfitting(run: CheckedRun) -> Line:
 
 
 def coordinates(run: CheckedRun) -> Line:
-    """Check that updates change activations equally at every width, if base_width is set. If not, only report the changes."""
+    """Check, if base_width is set, that updates change activations equally at every width. Else only report the changes."""
     name, module = "coordinate check", run.model
     model = module.whole_model
     if not isinstance(model, GPT) or module.lora is not None or model.config.moe is not None:
@@ -454,9 +454,9 @@ def coordinates(run: CheckedRun) -> Line:
 
 
 def _part_to_learn(observer: Observer) -> dict[str, Tensor]:
-    """The two rows and the `OVERFIT_TOKENS` positions, or fewer, with the most targets of an observed micro-batch: (2, t).
+    """A batch (2, t) cut from the observed micro-batch with most targets: two rows, t ≤ `OVERFIT_TOKENS` consecutive positions.
 
-    Data with masks have long stretches without targets.
+    Rows and positions are those with most targets: data with masks have long stretches without targets.
     """
     learned = [batch["targets"] != -100 for batch in observer.batches]
     batch = observer.batches[int(np.argmax([int(each.sum()) for each in learned]))]

@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lit_llm.data.batches import HeldOutOrder
 
 SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
-"""Of a text with more than `SAMPLE_TOKENS` tokens, about so many are compressed, from the starts of `SAMPLE_PARTS` parts."""
+"""Of a text with more than `SAMPLE_TOKENS` tokens, about `SAMPLE_TOKENS` are compressed: the starts of `SAMPLE_PARTS` parts."""
 
 
 class Compressors:
@@ -22,7 +22,7 @@ class Compressors:
         self._rows: dict[str, dict[str, float]] = {}  # split → values by name
 
     def row(self, trainer: Trainer, data: Any, split: str) -> dict[str, float]:
-        """Name of a metric → bits per byte, for the split "val" or "test"; empty if they cannot be measured. A collective."""
+        """Metric → bits per byte, for the split "val" or "test"; empty if not measurable. Rank 0 prints text. A collective."""
         if split not in self._rows:
             row: dict[str, float] = {}
             if trainer.is_global_zero:
@@ -36,7 +36,7 @@ def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, floa
     """Compress the text that all ranks evaluate in the split "val" or "test": the counted targets, decoded.
 
     Returns:
-        (metric, such as val/gzip_bits_per_byte → bits per byte; a sentence about the text), or ({}, a sentence that says why).
+        (metric, as val/gzip_bits_per_byte → bits per byte; a sentence about the text), or ({}, a sentence that says why not).
     """
     loader: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
     batches = (trainer.num_test_batches if trainer.testing else trainer.num_val_batches)[0]

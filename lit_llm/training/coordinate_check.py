@@ -25,7 +25,7 @@ WIDTHS, BASE_WIDTH, HEAD_DIM = (64, 128, 256), 128, 32
 LAYERS, VOCABULARY, ROWS, LENGTH = 2, 64, 4, 32
 STEPS, SEEDS = 4, 2
 LARGEST_POWER = 0.3
-"""Largest accepted exponent. Measured for AdamW, Lion, and Muon with both values of `adjust_lr`: with base_width, at most 0.21;
+"""Largest accepted exponent p. Measured p for AdamW, Lion, and Muon with both `adjust_lr`: with base_width, at most 0.21;
 without base_width, at least 0.46 in queries, hidden units or logits."""
 
 

@@ -18,7 +18,7 @@ from lit_llm.training.accumulation import LossMeans, wide
 
 
 class Evaluation(Metric):
-    """Sums losses in one pass over held-out data. Make a new object for each pass: bf16-true rounds sums of older objects.
+    """Metric that sums losses in one pass over held-out data. Make one for each pass: bf16-true rounds the sums of a kept one.
 
     `compute` adds the sums of all ranks. It returns metric → value, such as "val/loss", which is NaN if no target is counted.
     Bits per byte are nats / (ln 2 · UTF-8 bytes of the text): comparable across tokenizers, and 8 times a compression ratio.

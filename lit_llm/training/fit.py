@@ -125,7 +125,7 @@ def _train(
     run_dir: Path,
     guard: FolderGuard | None,
 ) -> int | None:
-    """Train. Returns the exit code if training is incomplete, and None if it is complete."""
+    """Train, print how training ended, and return the exit code if training is incomplete; None if it is complete."""
     try:
         with naming(run_dir):
             trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
@@ -174,7 +174,7 @@ def restore_problem(checkpoint: Path, error: Exception) -> str | None:
 
 
 def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:
-    """Validate the final weights, unless training has done so after its last step. A resumed run may already have ended."""
+    """Validate the final weights, unless training has done so, and log the metrics, unless this launch has made no step."""
     if model.validated_step == trainer.global_step:
         return
     loggers, trainer.loggers = trainer.loggers, []  # Lightning would log at a wrong step

@@ -55,7 +55,7 @@ class FolderGuard(Callback):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Own the lock of the run folder in a `with` block. On entry, record file names and file contents for `restore`.
+        """Context manager: owns the run folder's lock. On entry, sets an old folder aside if `replace`, and records files.
 
         Raises:
             UserError: Another process owns the lock.

@@ -56,8 +56,8 @@ class LanguageModel(Answers):
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
     data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. With
-    `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; no other loss includes them).
-    If no target of a step, or of a source in a step, is counted, this loss is not logged for the step.
+    `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; `train/loss` is without them).
+    If no target of a step, or of a source in a step, is counted, the loss of the step, or of the source, is not logged.
 
     Args:
         architecture: a custom model instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
@@ -181,7 +181,7 @@ class LanguageModel(Answers):
         return LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Return the mean loss over this rank's counted targets, or 0 without such targets. In a pipeline 0: see `backward`."""
+        """Add the batch's loss sums to the step's; return its mean loss (`mean_of`). A pipeline keeps the batch; returns 0."""
         if self._first_batch:
             check_batch(batch, self.data)
         batch = self.reference.added_to(batch, self)
@@ -192,7 +192,7 @@ class LanguageModel(Answers):
         return mean_of(sums)
 
     def sums_of(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossSums:
-        """The loss sums of a batch for an objective (None: the module's), which may require "reference" in the batch."""
+        """Run the model; return a batch's loss sums for an objective (None: the module's), which may need "reference" in it."""
         assert self.model is not None
         loss = self.loss_function(batch, objective)
         documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none
@@ -205,7 +205,7 @@ class LanguageModel(Answers):
         return (objective or self.objective).function(batch, self.loss_config, self.whole_model)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Add the gradients of a mean loss, weighted by its number of targets. In a pipeline, run the schedule of a whole step.
+        """Add the gradients of `loss` times `Accumulation.weight`. In a pipeline, run the schedule of a whole step instead.
 
         A pipeline does so at the step's last micro-batch: `training_step` is too early, as Lightning zeroes gradients after it.
         """
@@ -221,7 +221,7 @@ class LanguageModel(Answers):
             )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After the first micro-batch of a launch, print the seconds that torch.compile took."""
+        """After a launch's first micro-batch, if `compute.compile`, print on rank 0 the seconds that torch.compile took."""
         says = self._first_batch and self.compute_config.compile and self.trainer.is_global_zero
         if says and (seconds := seconds_of_compilation()):  # 0: there is no compiler
             print(f"compile: {seconds:.1f} s for the first micro-batch (--compute.compile)")

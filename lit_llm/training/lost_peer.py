@@ -35,7 +35,7 @@ def is_port_in_use(error: BaseException) -> bool:
 
 
 def launched_rank_ended(rank: int, code: int) -> None:
-    """After a launched rank was killed, or failed before the processes connected, end this process too. Called in a thread.
+    """If a launched rank was killed, or failed before the processes connected, end this process too. Runs in a thread.
 
     The main thread gets `bounded_exit.SECONDS` to end by itself first. Does nothing if the rank ended with code 0, or failed
     after the processes had connected: the rank then reports its failure (`progress_watch`), or all ranks end with this code.

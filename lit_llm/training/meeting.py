@@ -30,7 +30,7 @@ TIMEOUT = timedelta(minutes=30)
 FAILED_RANK = timedelta(seconds=60)
 """How long a failed rank tries to connect to rank 0, to report its failure."""
 RELEASE = 10.0
-"""Longest time, in seconds, for which rank 0 waits for the other ranks to read why the run ends."""
+"""Longest time, in seconds, for which rank 0 waits for the other ranks to read the verdict that ends the run."""
 ANNOUNCED = 10.0
 """Seconds after which rank 0 prints that it still waits for ranks."""
 _INTERVAL = 0.05
@@ -73,7 +73,7 @@ def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
 
 
 def tell_failure(error: Exception) -> None:
-    """Called on a rank that fails: if `meet` has not ended on this rank, all other ranks end with the message of `error`."""
+    """Call this on a rank that fails: if `meet` has not ended on it, all other ranks will end with the message of `error`."""
     if _ended or dist.is_initialized():
         return
     said = str(error) if isinstance(error, UserError) else repr(error)
@@ -136,7 +136,7 @@ def _judge(store: dist.Store, keys: list[str]) -> None:
 
 
 def refuse_other_data(state: Mapping[str, Any]) -> None:
-    """Check that all ranks read the same data, once the data are open, by the state dicts of their data modules. A collective.
+    """Compare the state dicts of all ranks' data modules, whose data are open: all ranks must read the same data. A collective.
 
     Args:
         state: the state dict of this rank's TokenDataModule.

@@ -16,9 +16,9 @@ from lit_llm.core.errors import UserError
 
 
 class RequireMonitor(Callback):
-    """Raises a UserError if the metric that a strict EarlyStopping or a StepCheckpoint monitors is not logged.
+    """Raises a UserError if the metric that its callback, a strict EarlyStopping or a StepCheckpoint, monitors is not logged.
 
-    Place it before that callback. A score of tasks that a StepCheckpoint monitors may be missing: it may be measured later.
+    Place this callback before that one. A StepCheckpoint's score of tasks may be missing, as tasks may be scored later.
 
     Contract:
         on_train_start: restores the metric's value from the checkpoint. Gives an EarlyStopping its configured patience
@@ -81,7 +81,7 @@ class RequireMonitor(Callback):
 
 
 class ValidateLast(Callback):
-    """For runs without `ValidateEvery`: lets Lightning validate after the last step, so that the best checkpoint is known."""
+    """For runs without `ValidateEvery`: makes Lightning validate after the last step, so that the best checkpoint is known."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == trainer.max_steps:  # a signal has interrupted the last validation
@@ -93,7 +93,7 @@ class ValidateLast(Callback):
 
 
 class StayEnded(Callback):
-    """Prevents further training if an earlier launch ended the run by a rule such as early stopping.
+    """Sets `should_stop` before training if an earlier launch ended the run by a rule such as early stopping.
 
     Args:
         ended: whether an earlier launch ended the run. All ranks take the value of rank 0.

@@ -22,12 +22,12 @@ from lit_llm.models.loss import LossConfig, LossHead, chunked_cross_entropy, cro
 
 
 class Objective(ABC):
-    """Base class. An objective defines the loss to minimise: sum of `LossSums.loss` / sum of `count`, over the global batch."""
+    """Base class of objectives, which define the loss to minimise: a global batch's Σ `LossSums.loss` / Σ `LossSums.count`."""
 
     of_tokens: ClassVar[bool] = True
     """Whether the loss is in nats per token of text. Perplexity and bits per byte are logged only if it is."""
     uses_pairs: ClassVar[bool] = False
-    """Whether the data must be pairs of answers (`lit_llm.data.blocks.PairBlocks`). If False, such data are refused."""
+    """Whether the data must be pairs of answers (`lit_llm.data.blocks.PairBlocks`). If False, `use` refuses pairs."""
     loss_head: ClassVar[LossHead] = "cross-entropy"
     """The kind of loss function, from which `plan` computes the memory and FLOPs of the loss."""
     needs_gpt: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class Objective(ABC):
             )
 
     def means(self, model: GPTConfig) -> tuple[str, ...]:
-        """Names of the objective's additional means, in the order of `LossSums.means`. The mean "kl" is logged as train/kl."""
+        """Names of the means to log beside the loss, in the order of `LossSums.means`: the mean "kl" is logged as train/kl."""
         return ()
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:

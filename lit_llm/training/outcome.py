@@ -92,7 +92,7 @@ def reason_for_end(trainer: Trainer) -> str:
 
 
 def _rule_of(stop: EarlyStopping) -> str:
-    """The rule by which an EarlyStopping stopped training, as text: such as "best 3.2, patience 5"."""
+    """The rule by which an EarlyStopping stopped training, as text, such as "best 3.2, patience 5"."""
     for name in ("stopping_threshold", "divergence_threshold"):
         if stop.stopping_reason is EarlyStoppingReason[name.upper()]:
             return f"{name} {getattr(stop, name):g}"

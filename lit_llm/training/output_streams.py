@@ -23,7 +23,7 @@ _LOST = NO_ROOM | {errno.EIO, errno.EPIPE}
 
 
 def survive_lost_output() -> None:
-    """Make `print` raise no error if stdout or stderr cannot be written, has lost its reader, or was closed at the start."""
+    """Replace stdout and stderr so that `print` raises no error if one cannot be written, lost its reader, or is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed, as by `>&-`
@@ -49,7 +49,7 @@ def lost_output() -> str | None:
 
 
 class LossyFile(io.RawIOBase):
-    """A raw file on a file descriptor that drops data it cannot write. `lost` then has the reason, except for a closed pipe."""
+    """A raw file on a file descriptor that drops data it cannot write. Sets `lost` to the reason, except for a closed pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

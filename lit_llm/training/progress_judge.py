@@ -13,16 +13,16 @@ UNANSWERED = "does not answer (stopped, dead, or its machine is lost)"
 
 
 class Place(NamedTuple):
-    """A report of a process, called a beat: where the process is in training. Each process reports about every second."""
+    """Record that each process publishes about every second as its report: where the process is in training."""
 
     beat: int
-    """Number of this report, counted from 1 in each process."""
+    """Number of the report, counted from 1 in each process."""
     hooks: int
-    """Number of training hooks that the process has passed."""
+    """Number of training hooks that the process has passed since its start."""
     collectives: int
     """Number of collectives that the process has begun."""
     step: int
-    """The optimizer step in which the process is, counted from 1, or its last complete step."""
+    """The optimizer step in which the process is, counted from 1; between two steps, the last complete step."""
     micro_batch: int
     """The micro-batch of `step` in which the process is, counted from 1; 0 before the first micro-batch of a launch."""
     micro_batches: int
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     hook: str
     """The latest hook that the process has passed, in words, such as "forward"."""
     collective: str | None = None
-    """Description of the latest collective that the process has begun; None while the process makes progress."""
+    """Text about the latest collective that the process has begun; None unless it has made no progress for half the timeout."""
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class Judge:
 
     Args:
         timeout: seconds without progress of any rank after which `verdict` returns one.
-        silence: seconds without a new report (beat) after which a rank counts as silent.
+        silence: seconds without a new report after which a rank counts as silent.
         now: returns this machine's time in seconds. No other clock is read.
         places: rank → its latest report.
     """
@@ -62,7 +62,7 @@ class Judge:
     _moved: float | None = None
 
     def hear(self, rank: int, place: Place) -> None:
-        """Record a report that a rank has published. A report that is read again counts once."""
+        """Store `place`, the latest report of a rank, and the time if the report is new or shows progress."""
         before, now = self.places.get(rank), self.now()
         if before is None or place.beat != before.beat:
             self.heard[rank] = now
@@ -71,7 +71,7 @@ class Judge:
         self.places[rank] = place
 
     def silent(self, rank: int) -> bool:
-        """Whether a rank has published no new report for more than `silence` seconds."""
+        """Whether no new report of a rank was read for more than `silence` seconds. False before the rank's first report."""
         return rank in self.heard and self.now() - self.heard[rank] > self.silence
 
     def verdict(self) -> tuple[int, str] | None:

@@ -1,7 +1,7 @@
 """A callback by which the processes of a run watch each other, so that no process waits for ever for a failed or stuck one.
 
-Every second, a thread of each process publishes a report, called a beat, in a TCPStore: the training hooks that the process has
-passed, and the collectives that it has begun. Rank 0 compares the reports. If no rank makes progress for `timeout` seconds, it
+Every second, a thread of each process publishes a report in a TCPStore: the number of training hooks that the process has
+passed, and of collectives that it has begun. Rank 0 compares the reports. If no rank makes progress for `timeout` seconds, it
 publishes a verdict: a sentence that names the rank that is behind. Every process then prints this sentence and ends. If rank 0
 itself publishes no report, the other ranks end by themselves.
 
@@ -34,9 +34,9 @@ from lit_llm.training.lost_peer import is_lost_peer
 from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progress
 
 INTERVAL = 1.0
-"""Longest time, in seconds, between two reports (beats) of a process."""
+"""Seconds between two reports of a process; a quarter of the timeout, if that is less."""
 PATIENCE = 20.0
-"""Seconds that a process gets to end by itself after another process has failed. Then its thread ends it."""
+"""Seconds that a process gets to end by itself after another process has failed. Then a thread of the process ends it."""
 UNKNOWN, LAUNCHER = "another process", "the launcher (torchrun)"
 
 
@@ -111,7 +111,7 @@ class ProgressWatch(Callback):
         self._pass(trainer, "checkpoint")
 
     def place(self) -> Place:
-        """The next report (beat) of this process: where it is in training now. Only one thread may call this."""
+        """Return a new report of this process: where it is in training now. Counts its calls: only one thread may call it."""
         self._beats += 1
         progress = self._hooks, collectives_begun()
         self._still = self._still + 1 if progress == self._progress else 0
@@ -147,7 +147,7 @@ class ProgressWatch(Callback):
         self._store = None
 
     def _exchange(self, ended: threading.Event) -> None:
-        """Publish this process's reports until `ended` is set. Rank 0 also judges; other ranks read the verdict. A thread.
+        """Publish this process's reports until `ended` is set. Rank 0 also judges; others read the verdict. Runs in a thread.
 
         Ends this process after a verdict, and `PATIENCE` seconds after another process has failed.
         """
@@ -200,7 +200,7 @@ class ProgressWatch(Callback):
     # -- a rank that has died ---------------------------------------------------------------------------------------------
 
     def lost(self) -> str:
-        """The name of the process that has ended, such as "rank 3", or `UNKNOWN`. For use after gloo's error; takes seconds."""
+        """Name of the process that has ended, such as "rank 3", or `UNKNOWN`. Call this after gloo's error. Takes seconds."""
         store = self._store
         if store is None:
             return UNKNOWN

@@ -18,12 +18,12 @@ BELOW_EDGE = 4.0
 HORIZON_POWER = -0.32
 """The best rate is proportional to (tokens of the run)^this. Bjorck et al. 2024 (arXiv 2409.19913) fitted it to AdamW runs."""
 FARTHEST = 24
-"""A search tries at most 2^FARTHEST times its first rate, and as far below: as wide as a sweep, in case of a wrong start."""
+"""`search` tries exponents from -FARTHEST to FARTHEST only. That is as wide as a sweep, in case of a wrong start."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The losses of a run whose rate grows from step to step: `losses[i]` is the loss, in nats, of the step with `rates[i]`."""
+    """Record of a run whose rate grows from step to step: `losses[i]` is the loss, in nats, of the step with `rates[i]`."""
 
     rates: list[float]
     losses: list[float]
@@ -35,7 +35,7 @@ class Sweep:
 
     @property
     def edge(self) -> float:
-        """The rate of the step with the lowest smoothed loss. Steps with higher rates raise the loss."""
+        """The rate of the step with the lowest smoothed loss: after steps with higher rates, the smoothed loss is higher."""
         smoothed = self.smoothed
         return self.rates[smoothed.index(min(smoothed))] if smoothed else self.rates[0]
 
@@ -84,10 +84,10 @@ def swept_rates(low: float, high: float, steps: int) -> list[float]:
 
 
 def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) -> dict[int, float]:
-    """Search the exponent e, for a rate of 2^e times a start, with the lowest loss. Returns exponent → loss, all measured.
+    """Search the exponent e whose rate, 2^e times a start, has the lowest loss. Returns exponent → loss for all measured ones.
 
     The search moves to lower losses by `stride` exponents, then halves the stride, down to 1. Both neighbours of the best
-    exponent are measured.
+    exponent are measured, unless one is beyond ±`FARTHEST`.
 
     Args:
         loss_at: measures the loss at an exponent; infinity or NaN if training breaks.
@@ -131,7 +131,7 @@ def horizon_factor(short: int, whole: int) -> float:
 
 @dataclass(frozen=True)
 class FoundRates:
-    """The result of `find-lr`. The keys of the dicts are the optimizer's options for rates, such as lr.
+    """Record of the result of `find-lr`. The keys of the dicts are the optimizer's options for rates, such as lr.
 
     Attributes:
         recipe: the recipe's rates.

@@ -83,7 +83,7 @@ class Reference:
         self._values = torch.from_numpy(records["logp"].copy()).to(device, wide(device))
 
     def added_to(self, batch: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
-        """A copy of the batch with "reference", if the objective uses one. Pairs that are not stored have NaN."""
+        """A copy of `batch` with "reference"; `batch` itself if the objective uses none. Pairs that are not stored get NaN."""
         if not self.used:
             return batch
         if module.lora is not None:
@@ -104,7 +104,7 @@ class Reference:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: Any) -> np.ndarray:
-        """Compute the log-probabilities of all n pairs: (n,) records. A collective: each rank computes some pairs."""
+        """Compute the log-probabilities of all n pairs. Returns records (n,) as `_read`. A collective: ranks share the work."""
         strategy = module.trainer.strategy
         device, positions = strategy.root_device, module.data.corpus.pair_positions()
         if strategy.is_global_zero:
@@ -143,7 +143,7 @@ def _of_start(module: Any) -> str:
 
 @contextmanager
 def _as_at_start(module: Any) -> Iterator[None]:
-    """Within the `with` block, the model runs without adapters, dropout and gradients."""
+    """Context manager in which the model runs without adapters, dropout and gradients."""
     assert module.model is not None
     model: nn.Module = module.model
     layers = [layer for layer in model.modules() if isinstance(layer, Adapted)]

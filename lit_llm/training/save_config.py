@@ -148,7 +148,7 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], config: str, step:
 
 
 def shown(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The settings that change the result and are not None, with values of the types that TensorBoard accepts."""
+    """The settings that change the result and are not None, with values that are bool, int, float or text for TensorBoard."""
     plain: dict[str, bool | int | float | str] = {}
     for key, value in settings.items():
         decides = rule(key) in (Change.REFUSED, Change.MODEL, Change.DATA) or key in _ALSO

@@ -38,9 +38,9 @@ def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
-    """Check that a checkpoint's weights fit the module: a custom architecture's code may have changed since the checkpoint.
+    """Check, before a checkpoint is loaded, that its weights fit the module: a custom architecture's code may have changed.
 
-    With `use_ema`, an evaluation loads the moving average of the weights instead of the weights. For a preference objective,
+    With `use_ema`, an evaluation first replaces the checkpoint's weights by their moving average. For a preference objective,
     `module.reference.weights` is set to the text that identifies the weights at the start of the run.
 
     Raises:
@@ -63,7 +63,7 @@ def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def saved_weights(module: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a state dict that a checkpoint gets: with LoRA only the adapters, else all."""
+    """The entries of `state` that a checkpoint stores: with LoRA only the adapters, else all."""
     return state if module.lora is None else {name: tensor for name, tensor in state.items() if is_adapter(name)}
 
 

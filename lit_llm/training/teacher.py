@@ -108,7 +108,7 @@ def write_teacher(
 def _top(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, ids: int, top_k: int, temperature: float, shards: None, **head: Any
 ) -> tuple[Tensor, Tensor]:
-    """Used as a loss function: the `top_k` likeliest ids (B, T, k), in descending order, and their log-probabilities."""
+    """Return the `top_k` likeliest ids (B, T, k), the likeliest first, and their log-probabilities. Used as a loss function."""
     head["vocab_size"] = ids
     chunks = (logits(rows, weight, **head) for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
     parts = [torch.log_softmax(z / temperature, dim=-1).topk(top_k) for z in chunks]
