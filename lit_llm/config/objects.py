@@ -32,7 +32,7 @@ from lit_llm.training.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class RunObjects:
-    """The objects of a run.
+    """Record of the objects of a run, which `make_objects` builds from the recipe.
 
     Attributes:
         parts: {group of the recipe: object}; groups that are off, or whose object could not be built, are missing.
@@ -74,7 +74,7 @@ class RunObjects:
 
 
 def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
-    """Build all objects of a run but its model, and set the data's block size, length and pipeline from model and Trainer.
+    """Return all objects of a run but its model, and set the data's block size, length and pipeline from model and Trainer.
 
     Args:
         replaced: {argument of Trainer: value used instead of the recipe's}.
