@@ -54,13 +54,13 @@ def is_empty(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """The text of a value for a message, shortened if it is long."""
+    """Return the text of a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:50]}…"
 
 
 class Fields:
-    """Reads keys of a config.json. If a value is wrong, a method adds a sentence to `problems`, and returns a default."""
+    """Reader of a config.json. If a key's value is wrong, a method adds a sentence to `problems`, and returns a default."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -70,7 +70,7 @@ class Fields:
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each problem, without duplicates, because two parts of a family may read the same key."""
+        """A sentence for each wrong value read so far, without duplicates: two parts of a family may read the same key."""
         return list(self._problems)
 
     def refuse(self, problem: str) -> None:
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, one of `known`; `default` if it is missing or null. With default True, not null."""
+        """The value of an optional key, one of `known`; `default` if it is missing or null. If that is True, null is wrong."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(
