@@ -23,7 +23,7 @@ REQUIRED = "required"
 
 @dataclass(frozen=True)
 class Figure:
-    """The measured value of a check, which passes if the value is at most the tolerance. None: the value is only recorded."""
+    """Record of a check's measured value. The check passes if the value is at most `tolerance` (None: always, if measured)."""
 
     value: float
     tolerance: float | None = None
@@ -33,7 +33,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Check:
-    """A test of one promise in one case, such as one layout.
+    """Description of a test of one promise in one case, such as one layout.
 
     Args:
         jobs: names of the jobs whose results are the arguments of `judge`, in this order.
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Group:
-    """Checks that use results of the same jobs.
+    """Description of checks that use results of the same jobs.
 
     Args:
         promise: the promise of lit_llm that the checks test, as a sentence.
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one check, as the certificate records it."""
+    """Record of the outcome of one check, as the certificate has it."""
 
     name: str
     promise: str
@@ -134,7 +134,7 @@ def _needed(outcome: Outcome) -> Outcome:
 
 
 def _has(name: str, word: str) -> bool:
-    """Whether `word` is the check's name, or its beginning up to a "/"."""
+    """Whether `word` is `name`, the name of a check, or the part of this name before one of its "/"."""
     return f"{name}/".startswith(f"{word}/")
 
 

@@ -69,7 +69,7 @@ def run_ranks(
 
 
 def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
-    """Fork a process that calls `work`, and return its id. Ctrl-C does not reach the new process: the caller must end it."""
+    """Fork a process that calls `work`, and return its id. Ctrl-C does not reach that process: the caller must end it."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
