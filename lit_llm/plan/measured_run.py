@@ -25,7 +25,7 @@ from lit_llm.runs.run_folder import CONFIG
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A speed that a launch of a run, or `certify`, measured. It corrects the speed that a plan predicts.
+    """Record of a speed that a launch of a run, or `certify`, measured. It corrects the speed that a plan predicts.
 
     Attributes:
         run: the run's folder, or the certificate's file.

@@ -36,7 +36,7 @@ TORCH_MUON = "torch.optim.Muon"
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its class name and the options that affect memory.
+    """Record of an optimizer: its class name and the options that affect memory.
 
     `more_states`: number of STATE_OPTIONS that are set. `fused`: whether the update needs no temporary tensors. `ns_dtype`:
     dtype of Muon's Newton-Schulz iteration; auto: bfloat16 on a GPU, float32 on a CPU. `normuon`: whether Muon keeps a second
@@ -161,7 +161,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class MuonWork:
-    """The hidden matrices that Muon orthogonalises in a stage of a pipeline, and the ranks that share this work.
+    """Record of the hidden matrices that Muon orthogonalises in a pipeline stage, and of the ranks that share this work.
 
     Attributes:
         matrices: unsharded shapes of the trainable matrices, block by block.
