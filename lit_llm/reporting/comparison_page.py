@@ -29,7 +29,7 @@ _LENGTHS = ("trainer.max_steps", "trainer.max_epochs")
 
 
 class Ranking(NamedTuple):
-    """Runs whose losses can be compared, in groups that differ by their seeds alone (`ranking.Setting`).
+    """Record of runs whose losses can be compared, in groups of runs that differ by their seeds alone (`ranking.Setting`).
 
     Args:
         condition: the facts by which these runs differ from the runs of other rankings; "" if there is one ranking.
@@ -43,7 +43,7 @@ class Ranking(NamedTuple):
 
     @property
     def runs(self) -> list[RunCurves]:
-        """The runs of all `places`, in the same order. Of runs with equal curves, only one is listed."""
+        """The runs of all `places`, in the same order. Of runs of one place with equal curves, only one is listed."""
         return [run for place in self.places for run in place.runs]
 
 
@@ -124,7 +124,7 @@ def notes(comparison: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[s
 
 
 def _cautions(places: Sequence[Setting]) -> Iterator[str]:
-    """Yield sentences: whether the first of `places` leads by more than seeds explain, which runs have equal curves, and which
+    """Yield sentences: whether the best complete run leads by more than seeds explain, which runs have equal curves, and which
     settings of the best run have the lowest or the highest of the compared values.
     """
     finite = [place for place in places if place.value is not None and not stopped(place.runs[0])]
@@ -168,7 +168,7 @@ def t_quantile(freedom: int) -> float:
 
 
 def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
-    """Yield sentences: why the run stopped early or has no curve `tag`, and which of its files could not be read."""
+    """Yield sentences: that the run stopped early, and why, or has no curve `tag`; which of its files could not be read."""
     if said := stopped(run):
         yield f"{run.name} {said}."
     elif tag is not None and run.last(tag) is None:
