@@ -31,7 +31,7 @@ _SWITCHES = (PRINT_CONFIG, *(option.name for option in OPTIONS if option.type is
 
 @dataclass(frozen=True)
 class Flag:
-    """Record of a flag: its key, without dashes, and its value as text. None: the flag needs no value, as --help."""
+    """Record of a flag: its key, without dashes, and its value as text; None for a flag that needs no value, such as --help."""
 
     key: str
     value: str | None
@@ -68,7 +68,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a command that takes a recipe, as `read` returns them.
+    """Record of the arguments of a command that takes a recipe, as `read` returns them.
 
     Attributes:
         items: recipe files and flags, in the order in which they apply. The base of a file comes right before the file.

@@ -35,7 +35,7 @@ class OtherMachine:
 
 
 def device_numbers(devices: Any) -> tuple[list[int], bool]:
-    """Return (numbers in the setting trainer.devices, whether the numbers are a list of devices: False for a count).
+    """Return (numbers in a value of trainer.devices, whether they are the numbers of devices, as "0,1"; False: a count).
 
     Raises:
         ValueError: an entry is not a number.

@@ -18,7 +18,7 @@ BASE_DEPTH = 4
 
 
 def tokens_of(depth: int) -> int:
-    """Return the training tokens of a model of `depth` blocks: 20 for each of 12 · depth · width² weights of its matrices."""
+    """Return the training tokens of a model of `depth` blocks: 20 for each of 12 · depth · width² hidden matrix elements."""
     return TOKENS_PER_PARAMETER * 12 * depth * (WIDTH_PER_LAYER * depth) ** 2
 
 

@@ -30,7 +30,7 @@ def parse(command: Command, arguments: Arguments | list[str], weights: dict[str,
         weights: {dotted key: setting that follows from the weights of `init_from`}. Recipe files and flags override these.
 
     Raises:
-        UserError: A recipe file cannot be read, one source sets null and arguments for one key, or no single value is wrong.
+        UserError: A recipe file cannot be read, one source sets null and arguments for a key, or a mistake is in no one value.
     """
     if isinstance(arguments, list):
         arguments = read(arguments)

@@ -41,7 +41,7 @@ class RunSpec:
         named_weights: the weights that `init_from` names.
         unusable_weights: why the weights that `init_from` names cannot be used. A resumed run ignores these reasons.
         model, lora, loss, compute: the settings of these groups. None: not decided yet, off, or their values are problems.
-        run_dir: the run folder. None: not decided yet.
+        run_dir: the run folder; the empty path before `decide`.
         start: the checkpoint that the run continues from, with the changed settings that it announces.
         scratch: whether the results of the run are discarded. Such a run never resumes, and its checkpoints are not sharded.
         machine: the devices that the run is planned for; None: this machine.

@@ -6,7 +6,7 @@ The rule:
    later value of a setting replaces an earlier one: lists as a whole, dicts key by key.
 2. A class starts with its own defaults; the short name `AdamW` with those of `class_defaults.fill_adamw`. If several flags
    name a class for the same key, the last one counts.
-3. If a source names another class than earlier sources, the arguments in earlier sources are dropped. An argument is
+3. If a source names another class than earlier sources, the group's arguments in earlier sources are dropped. An argument is
    kept if a public class that both classes extend declares it: `Schedule` declares `warmup_steps`, `TokenDataModule` the batch
    sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`. An argument that only the
    new class has is kept too. One line names the new class and the dropped arguments. config.yaml has only values that count.
@@ -124,7 +124,7 @@ class Tree:
         return removed
 
     def group(self, group: str) -> Any:
-        """Return a group's value for its parser: for a class, its path, and its arguments with lit_llm's own defaults."""
+        """Return a group's value for its parser: for a class, its name or path, and its arguments with own defaults."""
         value = self.values.get(group, {} if group in PLAIN and group not in OFF else None)
         if group == "trainer" and isinstance(value, dict):
             paths = {key: {"class_path": value[key]} for key in _MAY_BE_CLASSES if "." in str(value.get(key))}
