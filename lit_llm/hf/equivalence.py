@@ -126,7 +126,7 @@ def computation(config: GPTConfig) -> dict[str, Any]:
 
 
 def _mixture(config: GPTConfig) -> dict[str, Any]:
-    """Return {`moe.NAME`: value} of settings that decide what experts compute, and under `moe` a summary, None: no experts."""
+    """Return {`moe.NAME`: value} of settings that decide what experts compute, and `moe`: a summary, None without experts."""
     moe = config.moe
     if moe is None:
         return {"moe": None}

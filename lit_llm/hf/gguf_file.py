@@ -62,7 +62,7 @@ def write_gguf(
     Args:
         state: our state_dict.
         table: links between our tensors and transformers' tensors.
-        vocabulary: GGUF key → value, for the tokenizer.
+        vocabulary: {GGUF key: value} for the tokenizer.
         dtype: type of matrices, a key of `_TYPES`. Vectors, biases, routers and learned positions are float32.
 
     Returns:

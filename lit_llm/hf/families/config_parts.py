@@ -20,7 +20,7 @@ _DOMAINS = {**MODEL_DOMAINS, **MOE_DOMAINS}
 
 @dataclass(frozen=True)
 class Setting:
-    """`Part` of a family for one number or bool: the setting `ours` of GPTConfig, MoEConfig or LatentConfig = key `theirs`."""
+    """`Part` of a family for one number or bool: our setting `ours` has the value of the key `theirs` in config.json."""
 
     ours: str
     theirs: str
@@ -139,7 +139,7 @@ Bias: TypeAlias = Literal["qkv", "attention_output", "mlp", "norm"]
 
 @dataclass(frozen=True)
 class Biases:
-    """`Part` for a bool in config.json: whether the parts `ours` of a block have biases. Write gives true if any part has."""
+    """`Part` for a bool in config.json: whether the parts `ours` of a block have biases. `write`: true if one has."""
 
     theirs: str
     ours: tuple[Bias, ...]

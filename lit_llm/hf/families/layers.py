@@ -73,7 +73,7 @@ def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str
 
 @dataclass(frozen=True)
 class WindowByKind:
-    """`Part` for a window in the layers of one kind. Without keys: `default_kinds(number of layers)` and window `default`."""
+    """`Part` for a window in layers of kind `SLIDING`. For missing keys: `default_kinds(number of layers)`, `default`."""
 
     default_kinds: Callable[[int], list[str]]
     default: int = 4096

@@ -168,7 +168,7 @@ def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
 
 
 def _resolve_mscale(rope: dict[str, Any]) -> None:
-    """In the YaRN settings `rope`, replace mscale and mscale_all_dim by the attention_factor that follows from both."""
+    """In the YaRN settings `rope`, remove mscale and mscale_all_dim; set the attention_factor that follows, if missing."""
     scales = [rope.get(name) for name in _MSCALE]
     if any(scale is not None and not is_number(scale) for scale in scales) or not is_number(rope.get("factor")):
         return
