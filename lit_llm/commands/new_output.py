@@ -35,7 +35,7 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 def write_new(out: Path, text: str, *, replace: bool, flag: str = "--out") -> None:
-    """Write a text to the file `out`, completely or not at all. Arguments and errors as for `new_file`."""
+    """Write a text to the file `out`, completely or not at all. Raise a UserError if `out` exists without `replace`."""
     with new_file(out, replace=replace, flag=flag) as partial:
         write_text(partial, text)
 

@@ -23,7 +23,7 @@ LEAST_STEPS = 100
 
 
 class _FrozenNoise(GradientNoise):
-    """Measurer of two gradient norms at fixed weights: of each step's first micro-batch, and of the mean gradient of all steps.
+    """Callback for two gradient norms at fixed weights: of a step's first micro-batch, and of the mean gradient of all steps.
 
     This is far more exact than in training, where both norms must come from the same step. The class is private, so that no
     recipe can name it. `first`: the number of optimizer steps before the measurement begins.
@@ -118,7 +118,7 @@ def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, in
 
 
 def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[[str], None] = lambda text: None) -> FoundBatch:
-    """Measure and return the noise scale: for each seed, train as `fit` for half of `steps`, then measure at fixed weights.
+    """Return the noise scale and a batch: for each seed, train as `fit` for half of `steps`, then measure at fixed weights.
 
     Args:
         steps: optimizer steps of each seed. None: a tenth of the run, at least `LEAST_STEPS`.

@@ -20,7 +20,7 @@ Settings = TypeVar("Settings")
 
 
 class OwnFlags(argparse.ArgumentParser):
-    """The parser of one command's own flags. Mistakes of the user raise UserError, one sentence each.
+    """Parser of one command's own flags. Mistakes of the user raise UserError, one sentence each.
 
     Args:
         command: the command's name.
