@@ -149,7 +149,7 @@ def fsdp_collectives(
         blocks: bytes of all blocks' weights in the gathered dtype (2 per element of a matrix under bf16-mixed).
         others: gathered bytes of the embedding (once for each use), last norm and head, which backward does not gather again.
         gradients: bytes of the whole (unsharded) gradients in fp32, the dtype of the reduction.
-        ranks: number of ranks that shard the parameters; `stride`: as in `Collective`.
+        ranks: number of ranks that shard the parameters; `stride`: difference of the numbers of two neighbours of these.
         kept: whether ranks keep whole weights, which they gather once a step, and whole gradients, which they reduce once.
         forwards: number of forward passes in each micro-batch, each of which gathers the weights.
     """

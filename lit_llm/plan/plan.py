@@ -223,7 +223,7 @@ class Plan:
 
     @property
     def faster_micro_batch(self) -> tuple[int, float] | None:
-        """(most sequences of a micro-batch that fits, seconds of a step with it); None if that step is not 1 % faster."""
+        """(most sequences of a micro-batch that fits, seconds of a step with it); None if it is not 1 % faster than planned."""
         largest, step = self.largest_micro_batch, self.times.step
         if not largest or step is None or largest <= (self.settings.micro_batch_size or 0):
             return None

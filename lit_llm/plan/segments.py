@@ -136,7 +136,7 @@ class MicroBatch:
         self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], gathered: Bytes, flops: int = 0) -> None:
-        """Add an operation with the bytes `live` and `gathered` to the timeline. Raise the phase's peak if it is lower."""
+        """Add an operation with the bytes `live` and `gathered` to the timeline, and to the phase's peak if that is lower."""
         by_kind = dict(zip(KINDS, live, strict=True))
         by_kind[KINDS[BUFFERS]] += sum(gathered)
         self.timeline.append(Operation(phase, by_kind, flops))
