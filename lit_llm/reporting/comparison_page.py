@@ -54,7 +54,7 @@ def rankings(runs: Sequence[RunCurves]) -> list[Ranking]:
 
 
 def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence[str] = ()) -> str:
-    """Return the whole HTML page.
+    """Return the whole HTML page of a comparison of runs.
 
     Args:
         command: the command that made the page.
@@ -80,7 +80,7 @@ def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence
 
 
 def _part(ranking: Ranking, findings: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
-    """Yield the HTML of one ranking: its table, the effects of settings, the curves and samples. `findings`: by run's name."""
+    """Yield the HTML of one ranking: table, effects of settings, curves, samples. `findings`: {name of a run: findings}."""
     tag, places = ranking.tag, ranking.places
     settings = {run.name: settings_of(run) for run in ranking.runs}
     varying = varying_settings(list(settings.values()))
@@ -162,7 +162,7 @@ def _cautions(places: Sequence[Setting]) -> Iterator[str]:
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the t that |t| exceeds with a probability of 5 % (Student, `freedom` degrees of freedom), within 0.3 %."""
+    """Return x such that |t| > x has a probability of 5 %, within 0.3 %, for Student's t of `freedom` degrees of freedom."""
     table = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
     return table[freedom - 1] if freedom <= len(table) else 1.96 + 2.6 / freedom
 
@@ -212,7 +212,7 @@ def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], by_run: Map
 def _effects(
     places: Sequence[Setting], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield the HTML of a chart of final losses over each numeric setting with several values. `settings`: by run's name."""
+    """Yield a chart, as HTML, of final losses over each numeric setting with several values. `settings`: {name of a run: …}."""
     finite = [place for place in places if place.value is not None]
     complete = [place for place in finite if not stopped(place.runs[0])]
     compared = complete if len(complete) > 1 else finite
@@ -257,8 +257,8 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, Setting]]) -> str:
 
 
 def _apart(values: Sequence[float], place: Callable[[float], float]) -> list[float]:
-    """Return the ascending values whose axis labels do not overlap on a phone, with the first and the last value. `place`:
-    function from a value to its position."""
+    """Return the ascending `values` without those whose axis labels would overlap on a phone. The first and the last value
+    stay. `place`: function from a value to its position."""
     last = place(values[-1])
     least, kept = 0.18 * (last - place(values[0])), [values[0]]
     for value in values[1:-1]:

@@ -12,8 +12,8 @@ _TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validati
 
 
 def _are_inputs(run: Observed, tag: str, where: str) -> str | None:
-    """Return a sentence if, by the curve `tag`, over 95 % of the targets equal the input `where` says (relative to the target),
-    and fewer than 90 % equal the next input; else None."""
+    """Return a sentence if over 95 % of the targets equal some input, by the curve `tag`, and fewer than 90 % equal the next
+    input; else None. `where`: words that say which input the curve is about."""
     share, shifted = run.median(tag), run.median("health/shifted_targets")
     return f"{share:.1%} of the targets are the input {where}" if share > 0.95 and shifted < 0.9 else None
 
