@@ -65,7 +65,7 @@ def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length:
 
 
 def cost_usd(seconds: float, devices: int, usd_hour: tuple[float, float]) -> tuple[float, float]:
-    """Return (lowest, highest) cost in USD of `devices` devices for `seconds`. `usd_hour`: the two prices of a device-hour."""
+    """Return (lowest, highest) cost in USD of `devices` devices for `seconds`. `usd_hour`: (lowest, highest) price."""
     hours = seconds / 3600 * devices
     return hours * usd_hour[0], hours * usd_hour[1]
 

@@ -50,7 +50,7 @@ class MeasuredRun:
 
     def holds_for(self, hardware: Hardware) -> bool:
         """Whether `slowness` corrects plans for `hardware`. If the peak of the measured hardware is known, `hardware` and the
-        measured hardware must be GPUs. Otherwise they must be equal."""
+        measured hardware must be GPUs. If it is unknown, they must be equal."""
         return self.hardware.is_gpu and hardware.is_gpu if self.has_peak else hardware == self.hardware
 
     def sentence(self, hardware: Hardware) -> str:

@@ -214,7 +214,7 @@ def reserved_bytes(
 
 def resolved(settings: PlannedRun, hardware: Hardware) -> PlannedRun:
     """Return the settings with a decision for each setting in `layout.auto`: whether FSDP2 keeps weights gathered, and whether
-    it keeps whole gradients, within a step (`layout.kept`). `keep` decides; on a GPU, the fastest choice that fits is taken.
+    it keeps whole gradients, within a step (`layout.kept`). On a GPU: the fastest choice that fits; else the choice of `keep`.
 
     If no choice fits, FSDP2 reshards the weights and the gradients that are in `layout.auto`.
     """

@@ -117,7 +117,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         whole[number] = gathered.forward(0).own if gathered.already else 0
 
     def buffers_after(task: Task) -> int:
-        """Return the number of live buffers after the action `task`, less the number that the action's trace has."""
+        """Return how many more buffers live after the action `task` than its trace has; negative if fewer."""
         stage = stages[task.stage]
         before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
         if task.kind == "forward":

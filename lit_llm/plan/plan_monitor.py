@@ -59,7 +59,7 @@ def print_cost(hardware: Hardware, price: float | None, devices: int, words: str
 
 
 class PlanMonitor(Callback):
-    """Callback that predicts peak memory and speed as training starts, logs them, and writes plan.json with measurements.
+    """Predicts peak memory and speed when training starts, logs both, and writes predictions and measurements into plan.json.
 
     The measured memory is the peak of CUDA's allocator on this rank. On a CPU, only the process's resident memory is known
     (`memory/peak_gb`). Resident memory includes libraries, buffers and freed pages, and was 0.98 to 1.94 times the tensors'
