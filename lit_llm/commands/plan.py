@@ -95,7 +95,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(words: list[str]) -> int:
-    """Print the plan of a run; return the exit code: 1 if the run does not fit the devices or no combination the limits."""
+    """Print the plan of a run; return 1 if the run does not fit the devices, or no combination meets the limits, else 0."""
     flags = own_flags()
     if {"--help", "-h"} & set(words):
         flags.print_help()

@@ -189,7 +189,7 @@ def _steps_of(built: RunObjects) -> int:
 
 
 class _Steered(Callback):
-    """Callback that sets the rates before each step and records its loss; without targets, the loss of the step before."""
+    """Callback that sets the rates of each step, and records the step's loss, or a neighbour's if the step has no targets."""
 
     def __init__(self, rate: Rate, planned: Planned, keys: tuple[str, ...], steps: int, ends: Ends) -> None:
         self.rate, self.planned, self.keys, self.steps, self.ends = rate, planned, keys, steps, ends

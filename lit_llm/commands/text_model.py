@@ -59,7 +59,7 @@ def for_output(text: str, file: TextIO | None = None) -> str:
 
 @dataclass
 class TextModel:
-    """The model of a run with its tokenizer, which continues prompts. `load` loads the weights, after flags are checked.
+    """Model of a run with its tokenizer, to continue prompts. `load` loads the weights, after `of` has checked flags.
 
     Attributes:
         chat: encodes messages in the form of the run's chat template. None: prompts are text to continue.
