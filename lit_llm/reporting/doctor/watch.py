@@ -22,7 +22,7 @@ USUAL = 0.02  # assumed seconds of the first check
 
 
 class Doctor(Callback):
-    """Callback that applies the rules of `doctor` to metrics.jsonl during training, and prints a line for each new finding.
+    """Applies the rules of `doctor` to the rows of metrics.jsonl during training, and prints one line for each new finding.
 
     The callback checks at step 20, then each time that the number of steps has grown by a fifth, and at the end. A check is
     delayed if all checks together would take more than a thousandth of the training time. Findings that follow from another
