@@ -23,7 +23,7 @@ REQUIRED = "required"
 
 @dataclass(frozen=True)
 class Figure:
-    """Record of a check's measured value. The check passes if the value is at most `tolerance` (None: always, if measured)."""
+    """Record of a check's measured value. The check passes if this is at most `tolerance`; None: the value is only recorded."""
 
     value: float
     tolerance: float | None = None
@@ -93,7 +93,7 @@ def run_checks(
         only: names of checks, or their beginnings, to run only these. (): all checks are run.
         seconds: the time after which no further job is started.
         on_outcomes: called with the outcomes of each group when the group's jobs have ended.
-        elsewhere: {number of devices: groups for it}, for the error if `only` names a check for another number of devices.
+        elsewhere: {other number of devices: groups of checks for that number}, for the error if `only` names such a check.
 
     Raises:
         UserError: `only` has a word that matches no check, or the time did not suffice for a single check.
@@ -188,7 +188,7 @@ def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why
 
 
 def summary(outcomes: list[Outcome], machine: str) -> str:
-    """Return the certificate's headline: how many required checks passed, and how many of all checks with a tolerance.
+    """Return the certificate's headline: how many required checks, and how many of all checks with a tolerance, passed.
 
     "certified in part": a check was skipped. "NOT certified": a check failed, or no check passed.
     """
