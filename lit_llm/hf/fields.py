@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """Return a key's value, one of `known`; `default` if missing, null or wrong, a problem. Null is wrong for True."""
+        """Return a key's value, one of `known`; else `default`. Another value is a problem, and null if `default` is True."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(

@@ -211,7 +211,7 @@ def read_weights(
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same values whose storage has no other values. Only a scalar or a tensor with gaps is copied."""
+    """Return a tensor with the same values whose storage has no others. Only a scalar or non-contiguous tensor is copied."""
     if not tensor.is_contiguous() or tensor.dim() == 0:
         return tensor.clone(memory_format=torch.contiguous_format)
     # In torch, a part of a mapped file has the whole file's storage; through NumPy it does not. NumPy lacks bfloat16: bytes.

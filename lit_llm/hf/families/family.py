@@ -95,7 +95,7 @@ class Family:
         return content | dict.fromkeys(self.dropouts, config.dropout if self.all_dropouts else 0.0)
 
     def unknown_keys(self, fields: Fields) -> list[str]:
-        """Return the keys of config.json with a value that `read` has not read and that are not known to be harmless."""
+        """Return the keys of config.json that are not empty, were not read by `read`, and are not known to be harmless."""
         known = HARMLESS | fields.read | {*self.dropouts, *self.harmless}
         return [key for key, value in fields.content.items() if key not in known and not is_empty(value)]
 
@@ -112,7 +112,7 @@ def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of `settings` in which attention and embedding scales are None, which means the default, if equal to it."""
+    """Return a copy of `settings` in which a scale of attention or of embeddings that equals its default is None."""
     width = settings.get("head_dim") or settings["n_embd"] // settings["n_head"] or 1
     if latent := settings.get("latent"):
         width = latent["nope_head_dim"] + latent["rope_head_dim"]
