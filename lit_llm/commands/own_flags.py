@@ -181,7 +181,7 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
 
 
 def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tuple[argparse.Namespace, Settings]:
-    """Return (values of all flags; an object of the dataclass `cls` with the file's values of --config and flags over it).
+    """Return (values of all flags; an object of the dataclass `cls` from the file of --config, overridden by flags).
 
     Raises:
         UserError: A word is wrong, or the file cannot be read, has an unknown key, or a value of a wrong type.
