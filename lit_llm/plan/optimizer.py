@@ -51,7 +51,7 @@ class Optimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Optimizer:
-        """Return the class name and the memory-relevant options of `optimizer`."""
+        """Return the record of a torch optimizer: its class name and its options that affect memory."""
         from lit_llm.optim.torch_muon import TorchMuon  # imports torch
 
         groups, name = optimizer.param_groups, type(optimizer).__name__
@@ -259,7 +259,7 @@ class MuonWork:
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
-    """Return the peak bytes of Newton-Schulz iterations on a matrix with elements of `w` bytes: the largest of two iterates and
+    """Return the peak bytes of Newton-Schulz iterations on a matrix of elements of `w` bytes, the largest of: two iterates and
     a polynomial; an iterate and the squares that make the polynomial; on a CPU, a 16-bit iterate and its fp32 copy."""
     from lit_llm.optim.owners import steps_together  # the package imports torch
 

@@ -271,7 +271,7 @@ class Plan:
 
     @property
     def best_interval_seconds(self) -> float:
-        """Best seconds between checkpoints: √(2 · `wait_seconds` · MTBF) (Young 1974); at least a background save's."""
+        """Best seconds between checkpoints: √(2 · `wait_seconds` · MTBF) (Young 1974), at least those of a background save."""
         best = math.sqrt(2 * self.wait_seconds * self.mtbf_seconds)
         return max(best, self.save_seconds) if self.copy_bytes else best
 
@@ -344,7 +344,7 @@ def make_plan(settings: PlannedRun, hardware: Hardware, options: Options | None 
 
 
 def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes: float) -> int:
-    """Return the most sequences of a micro-batch that fits the capacity and divides a rank's share of all batches; 0: none."""
+    """Return the most sequences of a micro-batch that fits the capacity and divides a rank's share of all batches, or 0."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
     sizes = [n for n in divisors if replace(settings, micro_batch_size=n).micro_batches.keys() == {n}]  # also in a pipeline
@@ -359,7 +359,7 @@ def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes
 def next_steps(
     settings: PlannedRun, hardware: Hardware, memory: Memory, capacity_bytes: float | None, options: Options
 ) -> list[NextStep]:
-    """Return flags that save memory, in the order of the time that they cost, the cheapest first.
+    """Return flags that save memory, the flag that costs least time first.
 
     If the run does not fit, the list ends with the first flag that makes the run fit. Flags for another mesh are listed only if
     they make the run fit. `memory`: the peak memory with `settings`. `capacity_bytes`: usable bytes of a device, or None.
