@@ -164,7 +164,7 @@ MOST_BOXES = 6000
 
 
 def parts_of_step(plan: Plan) -> dict[str, float]:
-    """Return {cause: seconds} of a step, in order of time. The seconds add up to the step.
+    """Return {cause: seconds} of a step, in the order of execution. The seconds add up to the step.
 
     The computing time (`Times.compute`) includes the optimizer, whose memory traffic is assumed to have full bandwidth. Of the
     computing time without optimizer and recomputation, the forward passes take a third, the backward passes two thirds.
