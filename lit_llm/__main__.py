@@ -43,7 +43,7 @@ TRAINING = ("fit", "validate", "test")
 
 
 def usage() -> str:
-    """The help text of lit_llm: one line per command, with its purpose and an example."""
+    """Return the help text of lit_llm: one line per command, with its purpose and an example."""
     lines = ["usage: python -m lit_llm COMMAND [options]", ""]
     lines += [f"  {name:14s} {what:26s} {example}" for name, (_, what, example) in COMMANDS.items()]
     more = ["python -m lit_llm COMMAND --help lists a command's options.", "--debug prints the traceback of a mistake, too."]
@@ -115,16 +115,16 @@ def console_script() -> NoReturn:
 
 
 def _bound_spinning() -> None:
-    """Let an idle OpenMP thread sleep soon: a thread that waits in a busy loop may occupy a CPU core that another thread needs.
+    """Set GOMP_SPINCOUNT, unless the user has, so that an idle OpenMP thread soon sleeps and leaves its CPU core to others.
 
-    GNU's OpenMP reads GOMP_SPINCOUNT when torch is imported. Child processes inherit it (docs/evidence/measurements.md).
+    GNU's OpenMP reads the variable when torch is imported. Child processes inherit it (docs/evidence/measurements.md).
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"  # iterations; the default is 300,000
 
 
 def _plain_warnings() -> None:
-    """Print warnings from lit_llm's own files as one line each. This replaces `warnings.showwarning`, which Lightning keeps."""
+    """Print warnings from lit_llm's own files as one line each: replaces `warnings.showwarning`, which stays for others."""
     others, ours = warnings.showwarning, os.path.join(os.path.dirname(__file__), "")
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:

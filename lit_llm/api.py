@@ -29,7 +29,7 @@ from lit_llm.training.output_streams import log_to
 
 
 def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None) -> RunObjects:
-    """Build the Trainer, model, DataModule and config of `fit --config …`, without writing files or reading data.
+    """Build and return the Trainer, model, DataModule and config of `fit --config …`, without writing files or reading data.
 
     Args:
         configs: names of shipped recipes or paths of YAML files. A later recipe overrides an earlier one, key by key.

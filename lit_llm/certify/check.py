@@ -23,7 +23,7 @@ REQUIRED = "required"
 
 @dataclass(frozen=True)
 class Figure:
-    """The measured value of a check, which passes if the value is at most the tolerance. None: the value is only recorded."""
+    """Record of a check's measured value. The check passes if this is at most `tolerance`; None: the value is only recorded."""
 
     value: float
     tolerance: float | None = None
@@ -33,7 +33,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Check:
-    """A test of one promise in one case, such as one layout.
+    """Description of a test of one promise in one case, such as one layout.
 
     Args:
         jobs: names of the jobs whose results are the arguments of `judge`, in this order.
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Group:
-    """Checks that use results of the same jobs.
+    """Description of checks that use results of the same jobs.
 
     Args:
         promise: the promise of lit_llm that the checks test, as a sentence.
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one check, as the certificate records it."""
+    """Record of the outcome of one check, as the certificate has it."""
 
     name: str
     promise: str
@@ -93,7 +93,7 @@ def run_checks(
         only: names of checks, or their beginnings, to run only these. (): all checks are run.
         seconds: the time after which no further job is started.
         on_outcomes: called with the outcomes of each group when the group's jobs have ended.
-        elsewhere: {number of devices: groups for it}, for the error if `only` names a check for another number of devices.
+        elsewhere: {other number of devices: groups of checks for that number}, for the error if `only` names such a check.
 
     Raises:
         UserError: `only` has a word that matches no check, or the time did not suffice for a single check.
@@ -134,7 +134,7 @@ def _needed(outcome: Outcome) -> Outcome:
 
 
 def _has(name: str, word: str) -> bool:
-    """Whether `word` is the check's name, or its beginning up to a "/"."""
+    """Whether `word` is `name`, the name of a check, or the part of this name before one of its "/"."""
     return f"{name}/".startswith(f"{word}/")
 
 
@@ -188,7 +188,7 @@ def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why
 
 
 def summary(outcomes: list[Outcome], machine: str) -> str:
-    """Return the certificate's headline: how many required checks passed, and how many of all checks with a tolerance.
+    """Return the certificate's headline: how many required checks, and how many of all checks with a tolerance, passed.
 
     "certified in part": a check was skipped. "NOT certified": a check failed, or no check passed.
     """

@@ -69,7 +69,7 @@ def run_ranks(
 
 
 def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
-    """Fork a process that calls `work`, and return its id. Ctrl-C does not reach the new process: the caller must end it."""
+    """Fork a process that calls `work`, and return the process id. Ctrl-C does not reach the process: the caller ends it."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
@@ -92,7 +92,7 @@ def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> i
 
 
 def _work(folder: Path, accelerator: str, jobs: dict[str, Job], deadline: float) -> None:
-    """Run jobs one after another in this rank, and write each result to a file. Stop after the deadline by rank 0's clock."""
+    """Run jobs one after another in this rank, and write each result to a file. After `deadline` by rank 0's clock, stop."""
     import torch
     import torch.distributed as dist
 

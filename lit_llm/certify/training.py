@@ -60,7 +60,7 @@ LEARNING_RATE = 3e-3  # with a higher rate, AdamW amplifies rounding: a differen
 
 
 class Losses(Callback):
-    """Records the loss and the end time of every logged step, and kills the process by SIGKILL after step `kill_at`."""
+    """Callback that records loss and end time of every logged step, and kills the process by SIGKILL after step `kill_at`."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.losses, self.ends = dict[int, float](), list[float]()

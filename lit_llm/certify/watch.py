@@ -40,7 +40,7 @@ FEW = 2
 
 
 class Watch(Callback):
-    """Measures a training that runs within `with watch:`. `figures` has the results afterwards. This base measures nothing."""
+    """Base class of callbacks and context managers that measure the training in their `with` block. Results: `figures`."""
 
     def __init__(self) -> None:
         self.figures: dict[str, Any] = {}
@@ -51,15 +51,15 @@ class Watch(Callback):
 
 
 def _in_turn(k: int, scores: Tensor) -> Tensor:
-    """Return the numbers of `k` experts for each token, (N, k), in ascending order. Experts take turns; the values of `scores`,
-    (N, E), do not matter."""
+    """Return the numbers of `k` experts for each token, (N, k), in ascending order. Experts take turns; of `scores`, (N, E),
+    only the shape is used."""
     tokens, experts = scores.shape
     places = torch.arange(tokens * k, device=scores.device).view(tokens, k)
     return (places % experts).sort(dim=1).values
 
 
 class PlanWatch(Watch):
-    """Measures the largest peak memory and the most sent bytes of any rank, and compares both with the plan's figures.
+    """Watch of the largest peak memory and the most sent bytes of any rank. It compares both with the plan's figures.
 
     Sent bytes are counted in the first measured step, memory in the steps after it. On a GPU, torch's allocator counts memory.
     On a CPU, memory is computed from the tensors at the start of a step and the profiler's log of allocations, and the lowest
@@ -125,7 +125,7 @@ def _storages() -> dict[int, torch.UntypedStorage]:
 
 
 def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
-    """Return the peak bytes of each step that STEP marks in `log`. `lives`: {address: bytes} of storages at each step's start.
+    """Return the peak bytes of each step that STEP marks in `log`. `lives`: {address: bytes} of storages at first; changed.
 
     Memory that gloo allocates inside a collective is not counted, because only gloo uses it. The log has no releases by gloo's
     threads: memory that they free counts until its address is used again, or the step ends.
@@ -156,7 +156,7 @@ def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
 
 
 class GraphsWatch(Watch):
-    """Generates text after each validation, so that compiled code runs with many lengths, also longer than the block size."""
+    """Watch that generates text after each validation, so that compiled code runs with many lengths, some above block size."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModel)
@@ -164,7 +164,7 @@ class GraphsWatch(Watch):
 
 
 class WaitsWatch(Watch):
-    """Collects the lines of code that make the host wait for a GPU in steps that are not logged. Works on CUDA only."""
+    """Watch that collects the lines of code that make the host wait for a GPU in steps that are not logged. Only on CUDA."""
 
     def __enter__(self) -> None:
         self._caught = warnings.catch_warnings(record=True)
@@ -182,7 +182,7 @@ class WaitsWatch(Watch):
 
 
 class SpeedWatch(Watch):
-    """After each step of the Trainer, times one step of a plain PyTorch loop with a second model of the same settings.
+    """Watch that, after each Trainer step, times one step of a plain PyTorch loop with a second model of the same settings.
 
     Steps of Trainer and plain loop alternate, so that other load on the machine affects both equally.
     """

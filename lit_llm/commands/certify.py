@@ -28,7 +28,7 @@ from lit_llm.core.ranks import is_rank_zero, is_torchrun
 def main(arguments: list[str]) -> int:
     """Run the checks, print a line for each check, and write the certificate.
 
-    Returns 2 if the process of a device ended by itself, 1 if a check failed or no check passed, else 0.
+    Returns the exit code: 2 if a process of a device ended by itself, 1 if a check failed or no check passed, else 0.
     """
     flags = OwnFlags("certify", alone=True, description=__doc__)
     flags.add_argument("--devices", range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
@@ -76,7 +76,7 @@ def _say(outcomes: list[Outcome], devices: int) -> None:
 
 
 def _devices(asked: int | None) -> tuple[int, bool]:
-    """(number of devices, whether this process runs the checks). Under torchrun, only the first process runs them."""
+    """Return (number of devices, whether this process runs the checks). Under torchrun, only the first process runs them."""
     if not is_torchrun():
         return asked or 1, True
     world, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -88,7 +88,7 @@ def _devices(asked: int | None) -> tuple[int, bool]:
 
 
 def _gpu() -> tuple[str, float | None]:
-    """(name of the GPU, GB/s that `plan` assumes for its links). A forked process reads both: this one needs no CUDA."""
+    """Return (name of the GPU, GB/s that `plan` assumes for its links). A forked process reads both and alone uses CUDA."""
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         results, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
     if "found" not in results.get("gpu", {}):
@@ -109,7 +109,7 @@ def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:
 
 
 def fingerprints() -> dict[str, str]:
-    """Folder of lit_llm → hash of the code in the folder, to find stale certificates. Comment and blank lines do not count."""
+    """Return {folder of lit_llm: hash of its code without comment and blank lines}, to find certificates of other code."""
     hashes, root = {}, Path(__file__).parents[1]
     for room in sorted(path for path in root.iterdir() if (path / "__init__.py").exists()):
         lines: list[str] = []

@@ -77,7 +77,7 @@ def _model(options: argparse.Namespace) -> TextModel:
 
 
 class Transcript:
-    """A JSONL file with a conversation in each line. The line of the current conversation is rewritten after each answer.
+    """Writer of a JSONL file with a conversation in each line. Each answer rewrites the line of the current conversation.
 
     Raises:
         UserError: The file cannot be written, lies in the run folder `run`, or is the open transcript of a chat.
@@ -111,7 +111,7 @@ class Transcript:
 
 
 class Conversation:
-    """A conversation with the model. With a chat template, the model gets all messages; without one, their texts joined."""
+    """A conversation with the model. With a chat template, the model gets all messages; without one, their joined texts."""
 
     def __init__(self, model: TextModel, system: str) -> None:
         self._model = model
@@ -144,7 +144,7 @@ class Conversation:
                 code = 0 if self._in_terminal else 2
 
     def _took(self, line: str) -> bool:
-        """Carry out a line of input: a command such as /undo, or a message. Returns whether the line is /quit."""
+        """Carry out a line of input: a command such as /undo, or a message. Return whether the line is /quit."""
         command, _, words = line.partition(" ")
         if line[:1] != "/":
             if self._model.chat is None or line.strip():
@@ -178,14 +178,14 @@ class Conversation:
         return False
 
     def _question(self, text: str) -> Message:
-        """`text` as a message of the user. Without a chat template, spaces around it are kept: the model continues it."""
+        """Return `text` as a message of the user, without spaces around it if there is a chat template."""
         return {"role": "user", "content": text if self._model.chat is None else text.strip()}
 
     def _system(self, text: str, key: str) -> list[Message]:
-        """A list with `text` as the system message; an empty list if `text` is empty.
+        """Return [`text` as the system message]; [] if `text` is empty.
 
         Raises:
-            UserError: The template has no system message, or `text` leaves no room for other messages. `key`: for the error.
+            UserError: The template has no system message, or `text` leaves no room for messages. `key` names it in errors.
         """
         if not text.strip():
             return []
@@ -228,14 +228,14 @@ class Conversation:
             self.transcript.write(self._record())
 
     def _record(self) -> dict[str, Any] | None:
-        """The conversation as an object for a line of JSONL, with the key "messages" or "text"; None before an answer."""
+        """Return the conversation as an object for JSONL, with the key "messages" or "text"; None before an answer."""
         if not self._messages:
             return None
         return {"text": _text(self._messages)} if self._model.chat is None else {"messages": [*self._first, *self._messages]}
 
 
 def _text(messages: list[Message]) -> str:
-    """The contents of all messages joined to one text. A user's message begins on a new line, unless it is first or empty."""
+    """Return the contents of all messages, joined. A user's message begins on a new line, unless it is first or empty."""
     text = ""
     for one in messages:
         text += ("\n" if text and one["role"] == "user" and one["content"] else "") + one["content"]

@@ -71,7 +71,7 @@ def own_flags() -> OwnFlags:
 
 @dataclass(frozen=True)
 class Source:
-    """The checkpoint to export.
+    """Record of the checkpoint to export, and how.
 
     Attributes:
         run: the run folder, which has the tokenizer of the checkpoint.
@@ -125,7 +125,7 @@ def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool =
     Returns (architecture and dtype as text, notes for the user).
 
     Raises:
-        UserError: as in `export_folder`, or GGUF cannot express a setting or the tokenizer.
+        UserError: `out` exists, the checkpoint is not lit_llm's, or GGUF cannot express a setting or the tokenizer.
     """
     with new_file(out, replace=replace) as partial:
         package()
@@ -141,7 +141,7 @@ def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool =
 
 
 def _saved(source: Source) -> tuple[dict[str, Any], GPTConfig]:
-    """(the dict of the checkpoint, the configuration of its model). Raises a UserError for a custom architecture."""
+    """Return (the dict of the checkpoint, the configuration of its model). Raise a UserError for a custom architecture."""
     checkpoint = source.checkpoint
     saved = read(checkpoint)
     SavedRun(checkpoint, saved).require_tokenizer(source.run)
@@ -162,7 +162,7 @@ def _weights(
     table: list[Link],
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """Our name → tensor, of all weights that predict the next token, with adapters merged. Merged tensors are in `dtype`."""
+    """Return {our name: tensor} of all weights that predict the next token. Adapters are merged, into tensors of `dtype`."""
     checkpoint, state = source.checkpoint, {}
     average = "--ema" if source.average else None
     weights = saved_weights(saved, checkpoint, base=source.base, verify=True, average=average)
@@ -181,7 +181,7 @@ def _weights(
 
 
 def _family(saved: dict[str, Any], run: Path) -> str | None:
-    """The `model_type` of the folder from which a run, or its base weights, were imported; None if neither was imported."""
+    """Return the `model_type` of the folder from which a run or its base weights were imported; None if neither was."""
     base = [run_of(Path(saved[BASE]["path"]))] if BASE in saved else []
     return next((family for each in [run, *base] if (family := imported_family(each)) is not None), None)
 
@@ -215,7 +215,7 @@ def export_checkpoint(source: Source, out: Path, *, weights: bool, replace: bool
     """Write the checkpoint, which must fit in memory, as one file `out`, for torch.load, `--resume` and `--ckpt_path`.
 
     Args:
-        weights: Leave out the optimizer state.
+        weights: whether to leave out the optimizer state.
 
     Returns:
         (description of the written file, notes for the user, one sentence each).

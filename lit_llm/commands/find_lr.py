@@ -95,7 +95,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 
 
 def tail_loss(losses: list[float], steps: int) -> float:
-    """Mean loss over the last fifth of a run of `steps` steps; infinity if the run ended early or the mean is not finite."""
+    """Return the mean of the last fifth of `losses`; infinity if these are fewer than `steps`, or the mean is not finite."""
     if len(losses) < steps:
         return math.inf
     last = losses[-max(1, round(_TAIL * steps)) :]
@@ -106,7 +106,7 @@ def tail_loss(losses: list[float], steps: int) -> float:
 def find_rates(
     runs: ShortRuns, *, seeds: int, sweep_steps: int, probe_steps: int | None, say: Callable[[str], None] = lambda text: None
 ) -> FoundRates:
-    """Sweep each of the optimizer's rates once, then search the best value of each by short runs, one rate after another.
+    """Sweep each of the optimizer's rates once, then search the best value of each by short runs. Return the best rates.
 
     From each loss of a sweep, the loss of the same batch with the weights at the start is subtracted. Otherwise, a hard batch
     would look like divergence if training gains little, for example from trained weights.

@@ -43,7 +43,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token; with --chat only the answer, with --prompts one JSON line each."""
+    """Print the continuation of a prompt, or write those of the prompts in the file of --prompts; return the exit code 0."""
     options = own_flags().parse(arguments)
     if options.prompts is not None:
         return _complete(options)
@@ -85,7 +85,7 @@ def _complete(options: argparse.Namespace) -> int:
 
 
 def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
-    """The token ids of each prompt. `prompts`: name, for messages → text. Prints a note on each prompt that will be cut."""
+    """Return the token ids of each prompt; print a note on each that will be cut. `prompts`: {name in notes: text}."""
     texts, block = {where: model.prompt_ids(prompt, where=where) for where, prompt in prompts.items()}, model.config.block_size
     cut = [f"{name} is cut to the last {block:,} of its {len(ids):,} tokens" for name, ids in texts.items() if len(ids) > block]
     report("\n".join(cut), kind="note")
@@ -93,7 +93,7 @@ def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
 
 
 def read_prompts(file: Path) -> dict[int, dict[str, Any]]:
-    """Line number → object with the key "prompt", for each line of a file of prompts. Each line of plain text is a prompt.
+    """Return {line number: object with the key "prompt"} of a file of prompts: JSONL, or text with a prompt in each line.
 
     Raises:
         UserError: The file cannot be read or has no prompts; or a line of JSONL has no "prompt", or has a "completion" or NaN.

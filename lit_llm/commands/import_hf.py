@@ -150,7 +150,7 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
         named: the Hugging Face folder with the model's settings. None: the weights are those of a GPT of lit_llm.
 
     Raises:
-        UserError: as in `import_folder`, or because the DCP folder lacks the settings of its model.
+        UserError: `run` exists, a folder is missing or unsuitable, or the DCP folder lacks the settings of its model.
     """
     if named is not None:
         return import_folder(Path(named), run, replace=replace, dcp=folder, experts=experts)
@@ -178,7 +178,7 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
     Args:
         title: a sentence about the model for config.yaml, without its full stop.
         recipe: the settings for config.yaml, as nested dicts.
-        weights: our name → tensor, of a whole model or of adapters.
+        weights: {our name: tensor} of a whole model or of adapters.
         more: further entries of the checkpoint.
 
     Raises:
@@ -205,13 +205,13 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """Whether all values of a tensor are finite. Only the smallest and the largest are tested, which needs no copy."""
+    """Whether all values of a tensor are finite: whether its smallest and its largest are, whose search needs no copy."""
     values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no aminmax
     return bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def _tokenizer_in(run: Path) -> dict[str, Any]:
-    """A group `data` for config.yaml, as nested dicts, that names the tokenizer.json in a run folder."""
+    """Return the group `data` for config.yaml, as nested dicts, which names the tokenizer.json in a run folder."""
     tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
     return {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
 

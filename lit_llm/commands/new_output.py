@@ -35,13 +35,13 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 def write_new(out: Path, text: str, *, replace: bool, flag: str = "--out") -> None:
-    """Write a text to the file `out`, completely or not at all. Arguments and errors as for `new_file`."""
+    """Write a text to the file `out`, completely or not at all. Raise a UserError if `out` exists without `replace`."""
     with new_file(out, replace=replace, flag=flag) as partial:
         write_text(partial, text)
 
 
 def new_file_if(out: Path | None, *, replace: bool, flag: str) -> contextlib.AbstractContextManager[Path | None]:
-    """A context manager: `new_file(out)`, or one that yields None if `out` is None."""
+    """Return the context manager `new_file(out)`; if `out` is None, a context manager that yields None."""
     return contextlib.nullcontext() if out is None else new_file(out, replace=replace, flag=flag)
 
 
@@ -91,7 +91,7 @@ def new_folder(
 
 @contextlib.contextmanager
 def _kept(partial: Path, resumable: str) -> Iterator[None]:
-    """If the block fails, print that the files in `partial` are kept, if any: repeating the command continues with them."""
+    """If the `with` block fails and `partial` has finished steps, print that a repeated command continues with these."""
     try:
         yield
     except BaseException as error:
@@ -129,7 +129,7 @@ def lock(file: IO[Any], refusal: str) -> None:
 
 
 def log_beside(out: Path) -> Path:
-    """The path of the log of the output folder `out`, in the same parent. It is a hidden file: commands may read the parent."""
+    """Return the path of the log of the output folder `out`: a hidden file beside it, because commands may read the parent."""
     return _beside(out, "log")
 
 

@@ -23,7 +23,7 @@ LEAST_STEPS = 100
 
 
 class _FrozenNoise(GradientNoise):
-    """Measures, at fixed weights, two gradient norms: of each step's first micro-batch, and of the mean gradient of all steps.
+    """Callback for two gradient norms at fixed weights: of a step's first micro-batch, and of the mean gradient of all steps.
 
     This is far more exact than in training, where both norms must come from the same step. The class is private, so that no
     recipe can name it. `first`: the number of optimizer steps before the measurement begins.
@@ -58,7 +58,7 @@ class _FrozenNoise(GradientNoise):
 
 @dataclass(frozen=True)
 class Noise:
-    """Two estimates from gradients, averaged over steps. Their ratio is the noise scale, in sequences.
+    """Record of two estimates from gradients, averaged over steps. Their ratio is the noise scale, in sequences.
 
     Attributes:
         trace: tr(Σ), where Σ is the covariance of the gradient of one sequence.
@@ -76,7 +76,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class FoundBatch:
-    """The result of `find_batch`. Batches are in sequences.
+    """Record of the result of `find_batch`. Batches are in sequences.
 
     Attributes:
         noise: the mean of the noises of all seeds.
@@ -94,19 +94,19 @@ class FoundBatch:
 
 
 def mean_noise(noises: list[Noise]) -> Noise:
-    """The mean of each of the two estimates over `noises`, one per seed. Averaging the ratios instead would be biased."""
+    """Return the mean of each of the two estimates over `noises`, one per seed. A mean of ratios would be biased."""
     return Noise(sum(noise.trace for noise in noises) / len(noises), sum(noise.square for noise in noises) / len(noises))
 
 
 def measuring_micro_batch(batch: int, micro_batch: int) -> int:
-    """The micro-batch of the measurement, in sequences: the largest divisor of `batch` that exceeds neither `micro_batch`, the
-    recipe's, nor a quarter of `batch`; at least 1.
+    """Return the micro-batch for measuring, in sequences: the largest divisor of `batch` that exceeds neither `micro_batch`,
+    the recipe's, nor a quarter of `batch`; at least 1.
     """
     return batch_sizes.micro_batch(batch, min(micro_batch, max(1, batch // 4)), 1)
 
 
 def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, int]:
-    """(global batch nearest to a noise scale, its micro-batch), in sequences. The batch has whole micro-batches on all devices.
+    """Return (global batch nearest to a noise scale, its micro-batch), in sequences, with whole micro-batches on each device.
 
     The micro-batch is `micro_batch`, the recipe's, unless the batch is smaller than one such micro-batch on each device.
     """
@@ -118,7 +118,7 @@ def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, in
 
 
 def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[[str], None] = lambda text: None) -> FoundBatch:
-    """Measure the noise scale: for each seed, train as `fit` for half of `steps`, then measure at fixed weights.
+    """Return the noise scale and a batch: for each seed, train as `fit` for half of `steps`, then measure at fixed weights.
 
     Args:
         steps: optimizer steps of each seed. None: a tenth of the run, at least `LEAST_STEPS`.

@@ -20,7 +20,7 @@ Settings = TypeVar("Settings")
 
 
 class OwnFlags(argparse.ArgumentParser):
-    """The parser of one command's own flags. Mistakes of the user raise UserError, one sentence each.
+    """Parser of one command's own flags. Mistakes of the user raise UserError, one sentence each.
 
     Args:
         command: the command's name.
@@ -57,11 +57,13 @@ class OwnFlags(argparse.ArgumentParser):
         return action
 
     def described(self) -> dict[str, tuple[str, str]]:
-        """Name of a flag → (default as text, help)."""
+        """Return {name of a flag: (default as text, help)}."""
         return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
 
     def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """(values of these flags, and under ``command`` the whole command line; the words that are not these flags).
+        """Return (values of these flags, and under ``command`` the whole command line; words that are not these flags).
+
+        Values outside a `range` become sentences in `self.problems`.
 
         Raises:
             UserError: A value is missing or of the wrong type.
@@ -92,7 +94,7 @@ class OwnFlags(argparse.ArgumentParser):
         return values, others
 
     def parse(self, words: list[str]) -> argparse.Namespace:
-        """The values of these flags, for a command that takes no other words.
+        """Return the values of these flags, for a command that takes no other words.
 
         Raises:
             UserError: A value is missing or wrong, or a word is none of these flags.
@@ -140,7 +142,7 @@ whole_number, number = _reader(int, "a whole number"), _reader(float, "a number"
 
 
 def true_or_false(text: str) -> bool:
-    """The bool that a flag's text, "true" or "false", means. Any other text raises an ArgumentTypeError."""
+    """Return the bool that a flag's text, "true" or "false", means. Any other text raises an ArgumentTypeError."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
     return text == "true"
@@ -179,7 +181,7 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
 
 
 def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tuple[argparse.Namespace, Settings]:
-    """(values of all flags; an object of the dataclass `cls`, made from the file of `--config`, overridden by flags).
+    """Return (values of all flags; an object of the dataclass `cls` from the file of --config, overridden by flags).
 
     Raises:
         UserError: A word is wrong, or the file cannot be read, has an unknown key, or a value of a wrong type.
@@ -195,7 +197,7 @@ def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tu
 
 
 def _words_of(path: Path) -> list[str]:
-    """The settings in a YAML file, as words of a command line: --key=value."""
+    """Return the settings in a YAML file as words of a command line: --key=value, or --key and values for a list."""
     try:
         tree = read_yaml_file(path)
     except (InvalidYaml, OSError) as error:
@@ -210,7 +212,7 @@ def _words_of(path: Path) -> list[str]:
 
 
 def _kind(hint: Any) -> tuple[type, bool, bool]:
-    """(type of a field's values, whether a value may be None, whether the field is a tuple), from the field's annotation."""
+    """Return (type of a field's values, whether a value may be None, whether the field is a tuple) from its annotation."""
     if get_origin(hint) is tuple:
         return get_args(hint)[0], False, True
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]

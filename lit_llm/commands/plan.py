@@ -95,7 +95,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(words: list[str]) -> int:
-    """Print the plan of a run. Returns 0, or 1 if the run does not fit the devices, or no combination meets the limits."""
+    """Print the plan of a run; return 1 if the run does not fit the devices, or no combination meets the limits, else 0."""
     flags = own_flags()
     if {"--help", "-h"} & set(words):
         flags.print_help()
@@ -116,7 +116,7 @@ def main(words: list[str]) -> int:
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun | None:
-    """The run or certificate whose speed the plan uses; None if no flag names one. A certificate sets `own.save_gbps`, too."""
+    """Return the run or certificate whose speed the plan uses, or None without a flag. A certificate sets `own.save_gbps`."""
     given = [flag for flag in ("from_certificate", "from_run", "mfu") if getattr(own, flag) is not None]
     if len(given) > 1:
         raise UserError(f"--{given[1]} and --{given[0]} both decide the speed; give one of them (--{given[0]})")
@@ -150,12 +150,12 @@ def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
 
 
 def _hardware(name: str | None) -> Hardware:
-    """The hardware that `--hardware` names. None: this machine. "auto": this machine, with its speed measured now."""
+    """Return the hardware that `--hardware` names. None: this machine. "auto": this machine, with its speed measured now."""
     return this_machine(measure=name == "auto") if name in (None, "auto") else find(name)
 
 
 def _options(own: argparse.Namespace, measured: MeasuredRun | None = None) -> Options:
-    """The assumptions of the plan that the flags set. `measured`: a measured run or certificate for the speed."""
+    """Return the assumptions of the plan that the flags set. `measured`: a measured run or certificate for the speed."""
     given = {each.name: getattr(own, each.name) for each in fields(Options) if getattr(own, each.name, None) is not None}
     return Options(**given, price_usd_hour=own.price, served_tokens=own.serve_tokens, measured=measured)
 

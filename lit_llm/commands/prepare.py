@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """Run the command `prepare` with its arguments; return the exit code.
+    """Run the command `prepare` with its arguments `words`; return the exit code.
 
     `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`. Without `--data`, `--data.paths` implies
     `--data TextFiles`.
@@ -114,11 +114,11 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
 
 
 def _blocks(data: TokenDataModule) -> str:
-    """The flags of `fit`, as text, for the block size and the packing of the blocks that the teacher has read."""
+    """Return the flags of `fit`, as text, for the block size and the packing of the blocks that the teacher has read."""
     return f" --data.block_size {data.block_size} --data.packing {data.packing}"
 
 
 def _ids(manifest: Manifest) -> str:
-    """The end of a sentence about documents: the ids with which they begin and end."""
+    """Return the end of a sentence about documents: the token ids with which each document begins and ends."""
     begins = "begin with their text" if manifest.bos_id is None else f"begin with id {manifest.bos_id}"
     return f"{begins} and end with id {manifest.eos_id}"

@@ -25,7 +25,7 @@ _SIBLING = re.compile(r"^\s*from \.(\w+) import", re.M)
 
 
 def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
-    """(parser of the command `recipes`, name of a subcommand → its parser)."""
+    """Return (parser of the command `recipes`, {name of a subcommand: its parser})."""
     parser = OwnFlags("recipes", alone=True, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
@@ -45,7 +45,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command `recipes` with its arguments; returns the exit code."""
+    """Run the command `recipes` with its arguments; return the exit code."""
     parser, commands = _parsers()
     own, rest = parser.parse_known_args(arguments or ["list"])
     if own.command != "show":
@@ -76,7 +76,7 @@ def _known(name: str) -> Path:
 
 
 def table() -> list[dict[str, str]]:
-    """For each shipped recipe, a dict: its name, its title, and the facts in its header (`FACTS`). Overlays are left out."""
+    """Return for each shipped recipe, without overlays, a dict of its name, its title, and facts of its header (`FACTS`)."""
     return [
         {
             "name": name,
@@ -157,7 +157,7 @@ def _copy(name: str, project: Path, *, callbacks: str | None, only: str | None, 
 
 
 def _callback_files(only: str | None) -> dict[str, bytes]:
-    """File name → content, for the files of the folder `callbacks`.
+    """Return {file name: content} for files of the folder `callbacks`.
 
     Args:
         only: names of callbacks, separated by commas: take only the files that define them, the files that those import, and

@@ -53,13 +53,13 @@ def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) ->
 
 
 def for_output(text: str, file: TextIO | None = None) -> str:
-    """The text to print to `file` (None: standard output). For a terminal, control characters are replaced, as by `\\x1b`."""
+    """Return `text` for `file` (None: standard output): for a terminal, with control characters written like `\\x1b`."""
     return _CONTROL.sub(lambda each: rf"\x{ord(each[0]):02x}", text) if (file or sys.stdout).isatty() else text
 
 
 @dataclass
 class TextModel:
-    """The model of a run with its tokenizer, which continues prompts. `load` loads the weights, after flags are checked.
+    """Model of a run with its tokenizer, to continue prompts. `load` loads the weights, after `of` has checked flags.
 
     Attributes:
         chat: encodes messages in the form of the run's chat template. None: prompts are text to continue.
@@ -116,10 +116,10 @@ class TextModel:
         self.texts = Texts(model)
 
     def prompt_ids(self, prompt: str, *, where: str = "the prompt (--prompt)") -> list[int]:
-        """The ids of `prompt`: with a chat template a user's message, else a text to continue. `where`: for messages.
+        """Return the ids of `prompt`: with a chat template a user's message, else text to continue. `where` names it in errors.
 
         Raises:
-            UserError: as in `chat_ids`, or because an empty prompt has no id to start from.
+            UserError: the template refuses the prompt; it leaves no room for an answer; or it is empty, without an id to start.
         """
         if self.chat is not None:
             return self.chat_ids([{"role": "user", "content": prompt}], where=where)
@@ -127,7 +127,7 @@ class TextModel:
         return prompt_ids(self.tokenizer, prompt, prefix=prefix)
 
     def chat_ids(self, messages: list[dict[str, str]], *, where: str, mend: str = "shorten it") -> list[int]:
-        """The ids of a conversation, up to the beginning of an answer. `where` and `mend`: for error messages.
+        """Return the ids of a conversation up to the beginning of an answer. `where`, `mend`: its name and a remedy for errors.
 
         Raises:
             UserError: The template refuses the messages, or the model's block size leaves no room for an answer.
@@ -139,12 +139,12 @@ class TextModel:
         return ids
 
     def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield (index of the prompt, new id), at most `most` per prompt. `first`: number of the first prompt, for seeds."""
+        """Yield (index of a prompt, its next id), at most `most` for each. Prompt i has the seed of the number `first` + i."""
         assert self.texts is not None
         samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
         size, stop_id = self.tokenizer.vocab_size, self.stop_id
         return generate_all(self.texts, prompts, max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=size)
 
     def pieces(self, prompt: list[int], *, most: int, number: int = 0) -> Iterator[str]:
-        """Yield the continuation of one prompt, of at most `most` tokens, as pieces of text. `number`: for the seed."""
+        """Yield the continuation of one prompt, of at most `most` tokens, as pieces of text. `number` changes the seed."""
         return text_pieces(self.tokenizer, (token for _, token in self.continued([prompt], most=most, first=number)))

@@ -102,7 +102,7 @@ def training_problems(objects: RunObjects) -> list[str]:
 
 
 def data_problems(objects: RunObjects) -> list[str]:
-    """Return the problems of the layout over devices and of the data. Sentences about missing files are MissingFiles."""
+    """Return the problems of the layout over devices and of the data. Those about missing files have the class MissingFiles."""
     data, trainer = objects.datamodule, objects.trainer
     ranks: int | None = 1
     problems: list[str] = []

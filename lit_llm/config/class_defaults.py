@@ -13,7 +13,7 @@ from lit_llm.config.groups import ARCHITECTURE
 
 
 def own_arguments(cls: type) -> dict[str, inspect.Parameter]:
-    """The arguments that a class itself declares, without `**kwargs`."""
+    """Return {name: parameter} of the `__init__` that the class itself defines, without `**kwargs`; {} if it defines none."""
     init = vars(cls).get("__init__")
     if not inspect.isfunction(init):
         return {}
@@ -22,7 +22,7 @@ def own_arguments(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
-    """The arguments of a class, including those that `**kwargs` pass on to base classes."""
+    """Return {name: parameter} of the arguments of a class, with those that its `**kwargs` may pass on to base classes."""
     arguments: dict[str, inspect.Parameter] = {}
     for each in inspect.getmro(cls):
         init = vars(each).get("__init__")
@@ -35,10 +35,10 @@ def all_arguments(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def fill_adamw(config: Namespace, given: Collection[str]) -> list[str]:
-    """Set options of `--optimizer AdamW` that no source sets to values for language models, in place. Returns a note.
+    """In `config`, set the options of AdamW that are not in `given` to values for language models. Return [a note], or [].
 
     β and decay are GPT-3's (Brown et al. 2020, appendix B). The rate is 0.003239 − 0.0001395 ln N for N = 12 · layers · width²,
-    at most 10^10 (Kaplan et al. 2020, D.1), where nothing else decides it: trained weights, adapters, rates by width.
+    at most 10^10 (Kaplan et al. 2020, D.1); with trained weights, adapters, rates by width or a user's model, it is torch's.
     """
     model, values = config.model, dict[str, Any](betas=(0.9, 0.95), weight_decay=0.1)
     if all(each is None for each in (config.init_from, config.lora, config.get(ARCHITECTURE), model.base_width)):

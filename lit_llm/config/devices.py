@@ -15,7 +15,7 @@ from lit_llm.training.auto_precision import Choice
 
 @dataclass(frozen=True)
 class OtherMachine:
-    """The devices for which a run is planned. This machine need not have them.
+    """Record of the devices for which a run is planned. This machine need not have these devices.
 
     Attributes:
         devices: total number of devices; None: the recipe's number.
@@ -35,7 +35,7 @@ class OtherMachine:
 
 
 def device_numbers(devices: Any) -> tuple[list[int], bool]:
-    """Return (numbers in the setting trainer.devices, whether the numbers are a list of devices: False for a count).
+    """Return (numbers in a value of trainer.devices, whether they are the numbers of devices, as "0,1"; False: a count).
 
     Raises:
         ValueError: an entry is not a number.
@@ -46,7 +46,7 @@ def device_numbers(devices: Any) -> tuple[list[int], bool]:
 
 def devices_of(devices: Any, nodes: int) -> int:
     """Return the total number of devices on `nodes` nodes for a value of trainer.devices, the devices of one node. "auto", -1,
-    None and invalid values count as one device."""
+    None and invalid values count as one device a node."""
     try:
         numbers, listed = device_numbers(devices)
     except ValueError:

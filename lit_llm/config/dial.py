@@ -18,12 +18,12 @@ BASE_DEPTH = 4
 
 
 def tokens_of(depth: int) -> int:
-    """Return the number of training tokens: 20 for each of the 12 · depth · width² parameters of the hidden matrices."""
+    """Return the training tokens of a model of `depth` blocks: 20 for each of 12 · depth · width² hidden matrix elements."""
     return TOKENS_PER_PARAMETER * 12 * depth * (WIDTH_PER_LAYER * depth) ** 2
 
 
 def depth_of(value: Any, where: str) -> int:
-    """Return the depth as an integer. `where`: end of the error's sentence, which names the recipe or the flag.
+    """Return `value`, a given depth, as an integer. `where`: end of the error's sentence, which names the recipe or the flag.
 
     Raises:
         UserError: `value` is not a whole number in DEPTHS.

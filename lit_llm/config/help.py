@@ -41,7 +41,7 @@ Flags = Mapping[str, tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """One setting (key of a recipe), with its type, default and explanation as texts of the help."""
+    """Record of one setting (key of a recipe): its name, and its type, default and explanation as texts of the help."""
 
     name: str
     type: str

@@ -32,7 +32,7 @@ from lit_llm.training.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class RunObjects:
-    """The objects of a run.
+    """Record of the objects of a run, which `make_objects` builds from the recipe.
 
     Attributes:
         parts: {group of the recipe: object}; groups that are off, or whose object could not be built, are missing.
@@ -74,7 +74,7 @@ class RunObjects:
 
 
 def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
-    """Build all objects of a run but its model, and set the data's block size, length and pipeline from model and Trainer.
+    """Return all objects of a run but its model, and set the data's block size, length and pipeline from model and Trainer.
 
     Args:
         replaced: {argument of Trainer: value used instead of the recipe's}.
@@ -108,7 +108,7 @@ def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
 
 
 def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimizer:
-    """Build the recipe's optimizer for the parameter groups `groups`."""
+    """Build and return the recipe's optimizer for the parameter groups `groups`."""
     chosen = config.optimizer.as_dict()
     if chosen["class_path"] == REPLACED:  # torch's Muon takes matrices only
         chosen["class_path"] = "lit_llm.optim.TorchMuon"
@@ -116,7 +116,7 @@ def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimiz
 
 
 def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
-    """Build the recipe's optimizer for two small parameters, a matrix and a vector.
+    """Build and return the recipe's optimizer for two small parameters, a matrix and a vector.
 
     Raises:
         UserError: The optimizer cannot be built.
@@ -136,7 +136,7 @@ def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
 
 
 def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | None, replaced: Mapping[str, Any]) -> Trainer:
-    """Build the Trainer of a run.
+    """Build and return the Trainer of a run.
 
     Raises:
         UserError: The Trainer's settings do not work on this machine, or Lightning refuses them.

@@ -24,13 +24,13 @@ _ORDER = ("model", ARCHITECTURE, "loss", "compute", "lora", "objective", "optimi
 
 
 def parse(command: Command, arguments: Arguments | list[str], weights: dict[str, Any] | None = None) -> RunSpec:
-    """Parse the arguments of a command. Mistakes in values are collected in `problems`.
+    """Return the `RunSpec` of the arguments of a command. Mistakes in values become its `problems`.
 
     Args:
-        weights: settings that follow from weights, by dotted key. All arguments override them.
+        weights: {dotted key: setting that follows from the weights of `init_from`}. Recipe files and flags override these.
 
     Raises:
-        UserError: A recipe file cannot be read, or the mistake cannot be assigned to one value.
+        UserError: A recipe file cannot be read, one source sets null and arguments for a key, or a mistake is in no one value.
     """
     if isinstance(arguments, list):
         arguments = read(arguments)
@@ -68,9 +68,9 @@ _ALTERNATIVES = (
 
 
 def _drop_earlier_alternatives(tree: Tree) -> list[str]:
-    """Remove values that no longer count by the rule of `_ALTERNATIVES`. Returns a sentence for each.
+    """Of two alternatives (`_ALTERNATIVES`), remove the values that earlier sources set. Return a sentence for each value.
 
-    So `--trainer.max_epochs` counts, and not a recipe's `max_steps`.
+    So `--trainer.max_epochs 2` removes a `max_steps` that a recipe sets. A source that sets both alternatives keeps both.
     """
     notes = []
     for sides in _ALTERNATIVES:

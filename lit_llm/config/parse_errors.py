@@ -1,6 +1,6 @@
 """Explains mistakes in recipes and flags: all of them at once, each with the nearest right key or value.
 
-jsonargparse explains a mistake in up to forty lines, which become one sentence.
+jsonargparse explains a mistake in up to forty lines. This module turns them into one sentence.
 
 Only this module reads jsonargparse's messages and decides which exceptions of constructors are a user's mistake.
 """
@@ -33,22 +33,24 @@ _MISSING = "following arguments are required: "
 
 
 class Mistakes:
-    """The wrong values of a tree of settings, found while its groups are converted to the types that their classes declare."""
+    """Collector of the wrong values in a tree of settings: `convert` finds and keeps them, `sentences` explains them."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._messages: dict[str, str] = {}  # of jsonargparse, by key
 
     def convert(self, parser: RecipeParser, values: dict[str, Any], default: dict[str, Any]) -> Namespace:
-        """The values of a group with their types, and the defaults of all arguments that are not given.
+        """Return the values of a group in the types that its class declares, with the defaults of arguments not given.
 
-        jsonargparse stops at the first mistake of a group. Then each value is converted alone, and the wrong ones are left out.
+        jsonargparse stops at the first mistake of a group. Then each value is converted alone. Wrong values are recorded, and
+        replaced by the value of an earlier source or left out.
 
         Args:
-            default: the values if the class of the group is a mistake.
+            values: {the group: its value}.
+            default: {the group: its default value}, converted instead if no value is left.
 
         Raises:
-            UserError: A mistake that cannot be assigned to one value.
+            UserError: jsonargparse refuses the group, but no single value of it.
         """
         config, message = _parsed(parser, values)
         if config is not None:
@@ -74,11 +76,11 @@ class Mistakes:
         return parser.parse_object(copy.deepcopy(default)) if config is None else config
 
     def sentences(self, config: Namespace, unknown: Iterable[str]) -> list[str]:
-        """One sentence for each mistake.
+        """Return a sentence for each recorded mistake and each unknown key, in the order in which sources set the keys.
 
         Args:
             config: all settings without the mistakes.
-            unknown: keys of the tree that are no group and no option.
+            unknown: top-level keys of the tree that are neither a group nor an option.
         """
         known, given = [key for key, _ in leaves(config.as_dict())], self._tree.given
         mistakes = {key: _sentence(self._assignment(key), message, known) for key, message in self._messages.items()}
@@ -92,7 +94,7 @@ class Mistakes:
 
 
 def _parsed(parser: RecipeParser, values: dict[str, Any]) -> tuple[Namespace | None, str]:
-    """(values with their types, or None; why jsonargparse refuses them, or "")."""
+    """Return (values in the types that `parser` declares, or None; why jsonargparse refuses `values`, or "")."""
     try:
         return parser.parse_object(copy.deepcopy(values)), ""  # it changes lists of classes
     except Exception as error:  # types of users' classes raise many
@@ -100,12 +102,12 @@ def _parsed(parser: RecipeParser, values: dict[str, Any]) -> tuple[Namespace | N
 
 
 def _keys_in(message: str) -> list[str]:
-    """The parts of the key in a message of jsonargparse: `data` and `tokenizer` if it is about data.tokenizer."""
+    """Return the parts of the key that a message of jsonargparse is about: [data, tokenizer] for data.tokenizer."""
     return re.findall(r'Parser key "([\w.]+)"', message) or message.partition(_MISSING)[2].split(", ")[:1]
 
 
 def reason(error: str) -> str:
-    """The line of an error that gives the reason: the message of the constructor, without jsonargparse's text around it."""
+    """Return the line of an error's text that has the reason, cut to 300 characters: without jsonargparse's text around it."""
     lines = [line.strip(" -.") for line in error.splitlines() if line.strip()]
     own = [line for line in lines if re.search(r"\(--[\w.]+\)", line)]
     noise = ("Expected a", "Does not validate", "Problem with given", "Subtypes:", "Errors:", "Given value", "Parser key")
@@ -126,7 +128,7 @@ def is_mistake(error: Exception) -> bool:
 
 
 def _ran_lit_llm(error: BaseException) -> bool:
-    """Whether code of lit_llm, other than the command line's own, was running when the error was raised."""
+    """Whether the traceback of an error has a function of lit_llm that is not in lit_llm.config."""
     trace = error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__"))
@@ -190,9 +192,9 @@ _IN_TRAINER: dict[str, type] = {"trainer.callbacks": Callback, "trainer.logger":
 
 
 def _missing_class(key: str, value: Any) -> str | None:
-    """Which module or class that the value names does not exist, as the end of a sentence.
+    """Return the end of a sentence: which module or class that `value` names is missing, or cannot be imported.
 
-    None if all of them exist, or if the key takes no class.
+    None: all of them exist, or the key takes no class.
     """
     base = _IN_TRAINER.get(key)
     if base is None and key not in CLASSES:
@@ -228,7 +230,7 @@ def _did_you_mean(name: str, names: list[str]) -> str:
 
 
 def nearest_class(value: str, classes: list[str]) -> str | None:
-    """The name of the most similar class, or None. Letter case does not count: `adamw` is AdamW."""
+    """Return the name in `classes` that is most similar to `value`, without regard to letter case; None if none is similar."""
     name = value.rpartition(".")[2].lower()
     by_lower = {each.lower(): each for each in reversed(classes)}
     near = difflib.get_close_matches(name, by_lower, n=1)
@@ -236,7 +238,7 @@ def nearest_class(value: str, classes: list[str]) -> str | None:
 
 
 def _choices(kinds: str) -> list[str]:
-    """The values of a type that consists of Literal[…] and null only, each once; empty for any other type."""
+    """Return the values of a type, given as text, that has only Literal[…] and null, each once; [] for any other type."""
     if re.sub(r"Literal\[[^\]]*\]|null|[,\s]", "", kinds):
         return []
     values = [str(value) for inner in re.findall(r"Literal\[([^\]]*)\]", kinds) for value in ast.literal_eval(f"[{inner}]")]

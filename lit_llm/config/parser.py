@@ -30,7 +30,7 @@ set_dumper("yaml", dump_yaml)  # quotes the texts that `flag_value` would read a
 
 
 class RecipeParser(LightningArgumentParser):
-    """Raises UserError instead of exiting, so that all mistakes can be gathered."""
+    """Parser of jsonargparse for recipes. A mistake raises UserError instead of ending the process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"parser_mode": "recipe", **kwargs})
@@ -41,7 +41,10 @@ class RecipeParser(LightningArgumentParser):
 
 @functools.cache
 def parser_of(group: str) -> RecipeParser:
-    """The parser of one group, which converts its values to the types that its class declares."""
+    """Return the parser of one group, made once, which converts values of the group to the types that its class declares.
+
+    Removes JSONARGPARSE_DEFAULT_ENV from the environment of this process.
+    """
     os.environ.pop("JSONARGPARSE_DEFAULT_ENV", None)  # it would make jsonargparse read settings from environment variables
     parser = RecipeParser(exit_on_error=False)
     if group in OFF:
@@ -60,7 +63,7 @@ def parser_of(group: str) -> RecipeParser:
 
 @functools.cache
 def parser_of_options(command: Command) -> RecipeParser:
-    """The parser of the options of a launch."""
+    """Return the parser of the options (`groups.Option`) that a command accepts, made once for each command."""
     header = [f"lightning.pytorch=={lightning.pytorch.__version__}"]
     parser = RecipeParser(exit_on_error=False, dump_header=header)
     for option in options_of(command):
@@ -69,10 +72,10 @@ def parser_of_options(command: Command) -> RecipeParser:
 
 
 def _add_trainer(parser: RecipeParser) -> None:
-    """Add the arguments of Lightning's Trainer, with one more precision: auto.
+    """Add the arguments of Lightning's Trainer to a parser, with one more precision: auto.
 
-    A union is sorted such that 20 stays whole: its types are tried in order. `typing` gives Lightning's `Union[int, float]` in
-    the order that some module used first in this process.
+    The types of a union are tried in order, so int is sorted first, and 20 stays an int. Without sorting, the order would be
+    the one in which some module of this process first wrote `Union[int, float]`.
     """
     trainer = class_at(PLAIN["trainer"])
     types = get_type_hints(trainer.__init__)  # type: ignore[misc]
@@ -87,14 +90,14 @@ def _add_trainer(parser: RecipeParser) -> None:
 
 
 def class_at(class_path: str) -> type:
-    """The class of lit_llm, torch or Lightning with this path, which must exist."""
+    """Import and return the class of lit_llm, torch or Lightning with this path, which must exist."""
     cls = find_class("", class_path)
     assert cls is not None, class_path
     return cls
 
 
 def find_class(key: str, value: Any) -> type | None:
-    """The class that the value of a key names, by its short name or its class path; None if there is none."""
+    """Return the class that `value` names: by a short name known for `key`, or by its path, which is imported; else None."""
     if not isinstance(value, str):
         return None
     if "." not in value:
@@ -109,12 +112,12 @@ def find_class(key: str, value: Any) -> type | None:
 
 
 def known_classes(key: str) -> dict[str, type]:
-    """The classes that a group can name, by their short names; none for keys that do not take a class."""
+    """Return {short name: class} of the classes that the value of `key` can name; {} for keys that do not take a class."""
     return {cls.__name__: cls for cls in sorted(_classes(key), key=lambda cls: (cls.__name__, _is_meant(cls)))}
 
 
 def class_path(key: str, value: Any) -> Any:
-    """The path of the class that a short name means if several classes have it, such as Adafactor; else the value unchanged."""
+    """Return the class path that `value` means if it is the short name of several classes (Adafactor); else `value`."""
     if [cls.__name__ for cls in _classes(key)].count(value) < 2:
         return value
     cls = known_classes(key)[value]
@@ -122,7 +125,7 @@ def class_path(key: str, value: Any) -> Any:
 
 
 def _is_meant(cls: type) -> bool:
-    """Whether a short name that several classes have means this class: it does if the class is no other package's."""
+    """Whether a class is from lit_llm, torch or Lightning. A short name that several classes share means such a class."""
     return cls.__module__.startswith(("lit_llm.", "torch.", "lightning."))
 
 
@@ -134,7 +137,7 @@ def _classes(key: str) -> list[type]:
 
 
 def concrete_subclasses(base: type) -> list[type]:
-    """The base class and every class below it that is public and not abstract."""
+    """Return the public and concrete ones of `base` and all its subclasses, without LightningDataModule and Optimizer."""
     classes, queue = [], [base]
     while queue:
         cls = queue.pop()

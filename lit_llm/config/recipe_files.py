@@ -59,8 +59,8 @@ def _hint(recipe: Path) -> str:
 
 
 def hint_for(name: str) -> str:
-    """Return the end of an error's sentence, "; did you mean X?", for an unknown recipe name. X are recipes of the same family
-    and size, of the same family, or with the most similar name. "" without such recipes.
+    """Return the end of an error's sentence, "; did you mean X?", for an unknown recipe name. X is a recipe of a
+    similar family and the same size; else X are up to four of the same family; else the most similar name. "" without any.
     """
     headers = shipped()
     family, _, size = name.partition("-")
@@ -103,7 +103,7 @@ def base_of(recipe: Path) -> Path | None:
     """Return the file of the base that a recipe names; None if the recipe names no base.
 
     Raises:
-        UserError: As `with_base`.
+        UserError: A file cannot be read, or the base has a base itself.
     """
     files = with_base(recipe)
     return files[0][0] if len(files) == 2 else None
@@ -111,7 +111,7 @@ def base_of(recipe: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Header:
-    """The comment at the top of a recipe: a title, then lines with a key, two or more spaces, and a value."""
+    """Record of the comment at the top of a recipe: a title, then lines with a key, two or more spaces, and a value."""
 
     title: str
     facts: dict[str, str]
@@ -119,6 +119,7 @@ class Header:
 
     @classmethod
     def of(cls, recipe: Path) -> Header:
+        """Read the header of a recipe file; without a comment at the top, the title is "" and `facts` is empty."""
         lines: list[str] = []
         with open(recipe, encoding="utf-8") as file:
             for line in file:

@@ -32,7 +32,7 @@ def read_spec(command: Command, arguments: Arguments | list[str], *, weights: Pa
         weights: for `prepare`: the path of the teacher, whose block size and tokenizer are the defaults.
 
     Raises:
-        UserError: The reasons of `parse`, or `init_from` is not a path.
+        UserError: A recipe file cannot be read, `init_from` is not a path, or a mistake concerns no single value.
     """
     arguments = read(arguments) if isinstance(arguments, list) else arguments
     named = weights or (arguments.value_of("init_from") if command == "fit" else None)

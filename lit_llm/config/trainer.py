@@ -36,7 +36,7 @@ from lit_llm.training.meeting import meet
 
 
 def make_trainer(spec: RunSpec, groups: list[Callback], *, extra_logger: Logger | None, replaced: Mapping[str, Any]) -> Trainer:
-    """Build the Trainer of a run.
+    """Build and return the Trainer of a run.
 
     Args:
         groups: callbacks that the recipe's groups, such as checkpoint and schedule, define.

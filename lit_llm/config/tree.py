@@ -6,7 +6,7 @@ The rule:
    later value of a setting replaces an earlier one: lists as a whole, dicts key by key.
 2. A class starts with its own defaults; the short name `AdamW` with those of `class_defaults.fill_adamw`. If several flags
    name a class for the same key, the last one counts.
-3. If a source names another class than the sources before it, their arguments for the group are dropped. An argument is
+3. If a source names another class than earlier sources, the group's arguments in earlier sources are dropped. An argument is
    kept if a public class that both classes extend declares it: `Schedule` declares `warmup_steps`, `TokenDataModule` the batch
    sizes, `block_size`, `seed` and `num_workers`, `TextDataModule` also `tokenizer` and `cache_dir`. An argument that only the
    new class has is kept too. One line names the new class and the dropped arguments. config.yaml has only values that count.
@@ -47,14 +47,14 @@ _OF_CLASSES = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
 
 @dataclass
 class Tree:
-    """The settings that count.
+    """The merged settings of the sources of a run, with the source of each setting.
 
     Attributes:
-        values: nested dicts, as one recipe would write them. A class without arguments can be its name alone.
-        given: what set each key, by dotted key without `init_args`; the key that was set last comes last.
-        replaced: the value before the one that counts, of keys that were set several times.
-        notes: one sentence for each class whose arguments were dropped because another one replaced it.
-        problems: one sentence for each setting that has no place in the tree.
+        values: the settings, as nested dicts like a recipe's. For a class without arguments, the value can be its name.
+        given: {dotted key without `init_args`: the assignment that set its value}, in the order of setting.
+        replaced: {dotted key that was set several times: the value before the present one, unless that was a dict or list}.
+        notes: one sentence for each class whose arguments were dropped because another class replaced it.
+        problems: one sentence for each setting that cannot be set, because it is within a list.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class Tree:
 
     @classmethod
     def of(cls, arguments: Arguments, weights: Mapping[str, Any]) -> Tree:
-        """Merge the settings of all sources.
+        """Return the tree of the settings of all sources.
 
         Args:
-            weights: settings that follow from the weights of `init_from`, by dotted key: the first source.
+            weights: {dotted key: setting that follows from the weights of `init_from`}, the first source. Not in `given`.
 
         Raises:
             UserError: One source turns a group off and gives its arguments.
@@ -85,7 +85,7 @@ class Tree:
         return tree
 
     def get(self, key: str) -> Any:
-        """The value of a dotted key without `init_args`; None if there is none."""
+        """Return the value of a dotted key without `init_args`; None if the key has no value."""
         node: Any = self.values
         for name in key.split("."):
             inner = node.get("init_args") or {} if isinstance(node, dict) and name not in node else node
@@ -93,12 +93,12 @@ class Tree:
         return node
 
     def class_name(self, group: str) -> Any:
-        """The name of a group's class as a source gives it; None if none does."""
+        """Return the name or path of a group's class as a source gives it; None if no source names a class."""
         value = self.values.get(group)
         return value.get("class_path") if isinstance(value, dict) else value
 
     def set(self, assignment: Assignment, value: Any = None) -> None:
-        """Set the value of a key: that of the assignment, or `value`."""
+        """Set the key of an assignment to `value` (None: to the assignment's value), or add a sentence to `problems`."""
         key, value = assignment.key.removesuffix("+"), assignment.value if value is None else value
         parts = key.split(".")
         node = self._inside(parts, create=True)
@@ -112,7 +112,7 @@ class Tree:
         self.given[key] = assignment
 
     def remove(self, keys: Iterable[str]) -> list[Assignment]:
-        """Remove the values of keys, and what is below them. Returns what had set them."""
+        """Remove the values of `keys` and of keys below these. Return the assignments that had set the removed values."""
         removed = []
         for key in keys:
             parts = key.split(".")
@@ -124,7 +124,7 @@ class Tree:
         return removed
 
     def group(self, group: str) -> Any:
-        """The value of a group, with the name of its class and lit_llm's own defaults for this class."""
+        """Return a group's value for its parser: for a class, its name or path, and its arguments with own defaults."""
         value = self.values.get(group, {} if group in PLAIN and group not in OFF else None)
         if group == "trainer" and isinstance(value, dict):
             paths = {key: {"class_path": value[key]} for key in _MAY_BE_CLASSES if "." in str(value.get(key))}
@@ -153,7 +153,7 @@ class Tree:
     # ---- merging ------------------------------------------------------------------------------------------------
 
     def without(self, keys: Iterable[str]) -> Tree:
-        """A copy without the values of keys, and without dicts that have become empty."""
+        """Return a tree with a copy of `values`, without the values of `keys` and without dicts that become empty by this."""
         tree = Tree(copy.deepcopy(self.values))
         tree.remove(keys)
         return Tree(_without_empty(tree.values, self.values))
@@ -162,7 +162,7 @@ class Tree:
         """Apply one source: first the classes that it names, then all other values.
 
         Raises:
-            UserError: It turns a group off and gives its arguments.
+            UserError: The source sets a key to null and gives arguments below this key.
         """
         for off in (a for a in source if a.value in _NULL):
             if below := [a.key for a in source if a.key.startswith(f"{off.key}.")]:
@@ -182,7 +182,7 @@ class Tree:
         return below or key in CLASSES or key == ARCHITECTURE
 
     def _choose(self, assignment: Assignment) -> None:
-        """Set the class of a key. Drop the arguments of the class before it, by rule 3."""
+        """Set the class of a key. Drop arguments of the class before it, by rule 3 of the module, and add a note."""
         key, value = assignment.key, assignment.value
         before = self.get(key)
         name = before.get("class_path") if isinstance(before, dict) else before
@@ -203,7 +203,7 @@ class Tree:
         self.set(assignment, {"class_path": value, **kept} if any(kept.values()) else value)
 
     def _put(self, assignment: Assignment) -> None:
-        """Set one value."""
+        """Set the value of one assignment: a key with "+" appends to a list, and {} replaces nothing but null."""
         key, value = assignment.key.removesuffix("+"), copy.deepcopy(assignment.value)
         if key.endswith(".init_args"):
             return  # null or empty
@@ -217,7 +217,7 @@ class Tree:
         self.set(assignment, {} if value in _EMPTY else value)
 
     def _inside(self, parts: list[str], *, create: bool = False) -> dict[str, Any] | None:
-        """The dict that has, or will have, the last part of a key; None if there is none."""
+        """Return the dict in `values` for the last of the parts of a key; None without one. `create`: make missing dicts."""
         node = self.values
         for depth, (name, following) in enumerate(pairwise(parts)):
             below: Any = node.get(name)
@@ -243,7 +243,7 @@ class Tree:
 
 
 def _without_empty(values: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Nested dicts without those that have become empty."""
+    """Return a copy of nested dicts without dicts that are empty, unless these were empty in `before`."""
     kept = {}
     for key, value in values.items():
         inner = _without_empty(value, before[key]) if isinstance(value, dict) else value
@@ -253,7 +253,7 @@ def _without_empty(values: dict[str, Any], before: dict[str, Any]) -> dict[str, 
 
 
 def _keeps(key: str, old: type | None, new: type | None, argument: str) -> bool:
-    """Whether an argument of a class is kept when another class replaces it."""
+    """Whether `argument` of the class `old` is kept when the class `new` replaces it, by rule 3 of the module."""
     if old is None or new is None:
         return False
     if old is new:
@@ -267,7 +267,7 @@ def _keeps(key: str, old: type | None, new: type | None, argument: str) -> bool:
 
 
 def _note(key: str, old: type | None, value: Any, new: type | None, gone: list[Assignment]) -> list[str]:
-    """A note on the dropped arguments and the defaults that count instead. Dropped values that are defaults are left out."""
+    """Return [a note on the dropped arguments and the defaults that replace them]; [] if all dropped values are defaults."""
     before, now = (
         {f"{key}.{name}": each.default for name, each in all_arguments(cls).items() if each.default is not each.empty}
         if cls is not None

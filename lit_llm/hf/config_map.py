@@ -30,7 +30,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
-    """(model settings from a parsed config.json; notes for the user on settings that affect only training).
+    """Return (model settings from a parsed config.json; notes for the user on settings that affect only training).
 
     Raises:
         UserError: the `model_type` or some settings are not supported; one sentence per line.
@@ -71,7 +71,7 @@ def _named(content: dict[str, Any]) -> Family:
 
 
 def links(content: dict[str, Any]) -> list[Link]:
-    """The links between the tensors of a Hugging Face folder and ours, for a config.json that `read_config` accepts."""
+    """Return the links between tensors of a Hugging Face folder and of our model, for a config.json that lit_llm can read."""
     config, _ = read_config(content)
     family = _named(content)
     head = [] if config.tie_embeddings else [Link(family.head, ("head.weight",))]
@@ -79,14 +79,14 @@ def links(content: dict[str, Any]) -> list[Link]:
 
 
 def unread_layers(content: dict[str, Any], n_layer: int) -> tuple[str, ...]:
-    """Prefixes of names of the layers after layer `n_layer` - 1, which predict further tokens, and are not imported."""
+    """Return the name prefixes of layers from number `n_layer` on, which predict further tokens, and are not imported."""
     key = _named(content).ahead
     count = None if key is None else content.get(key)
     return tuple(f"model.layers.{n_layer + i}." for i in range(count or 0))
 
 
 def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """(content of config.json for a family that computes the same as the model; notes for the user on settings that are lost).
+    """Return (content of config.json for a family that computes the same as the model; notes on settings that are lost).
 
     Args:
         preferred: the `model_type` to take if several families compute the same.
@@ -118,7 +118,7 @@ def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[
 
 
 def _unknown_family(content: Mapping[str, Any]) -> str:
-    """The error message for a config.json whose `model_type` lit_llm does not know."""
+    """Return the error message for a config.json whose `model_type` lit_llm does not know."""
     name = shown(content["model_type"])
     lacking = [what for what, keys in _NEEDS.items() if any(content.get(key) for key in keys)]
     if lacking:

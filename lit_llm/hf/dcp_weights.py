@@ -34,7 +34,7 @@ _TORCHTITAN = {  # name in torchtitan's Llama, which is Meta's → name in Huggi
 
 
 class DcpWeightFiles:
-    """The weights in a DCP folder: `weights[name]`, with a Hugging Face name, reads a tensor, as with `WeightFiles`.
+    """Reader of the weights in a DCP folder: `weights[name]`, with a Hugging Face name, reads and returns a tensor.
 
     Args:
         expected: names of the tensors that the model has in a Hugging Face folder.
@@ -90,7 +90,7 @@ def _from_torchtitan(name: str) -> str | None:
 
 
 def own_weights(source: DcpFolder, config: GPTConfig) -> dict[str, Tensor]:
-    """Our name → tensor, from the DCP folder of a model of lit_llm, saved by a Lightning strategy or `export --format dcp`.
+    """Return {our name: tensor} from the DCP folder of a lit_llm model, saved by a Lightning strategy or `export --format dcp`.
 
     Raises:
         UserError: the folder does not have the weights of a model with the settings `config`.

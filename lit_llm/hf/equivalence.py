@@ -35,7 +35,7 @@ _ADDED_BIASES = {f"{part}_bias" for part in BIASES}
 
 
 class Difference(NamedTuple):
-    """A setting that a family cannot express: the value in our model (`ours`), and in the family's nearest model (`theirs`)."""
+    """Record of a setting that a family cannot express: its value in our model, and in the family's nearest model."""
 
     setting: str
     ours: Any
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 
 
 def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
-    """The family that computes the same as the model. A family that needs no bias of zeros is taken before one that needs it.
+    """Return a family that computes the same as the model, if possible one that needs no added bias of zeros.
 
     Args:
         preferred: the `model_type` to take if several families compute the same. None: the first in `FAMILIES`.
@@ -98,7 +98,7 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
 
 
 def computation(config: GPTConfig) -> dict[str, Any]:
-    """Setting → value, for all settings that decide what a model computes. A default of None is resolved; None: no effect."""
+    """Return {setting: value} of all settings that decide what a model computes. None is resolved, or means no effect."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     settings |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
     settings |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
@@ -126,7 +126,7 @@ def computation(config: GPTConfig) -> dict[str, Any]:
 
 
 def _mixture(config: GPTConfig) -> dict[str, Any]:
-    """`moe.NAME` → value, for settings that decide what experts compute; and `moe` → a summary, or None without experts."""
+    """Return {`moe.NAME`: value} of settings that decide what experts compute, and `moe`: a summary, None without experts."""
     moe = config.moe
     if moe is None:
         return {"moe": None}
@@ -138,7 +138,7 @@ def _mixture(config: GPTConfig) -> dict[str, Any]:
 
 
 def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
-    """The rotary scaling of a layer, a dict, with default values for missing keys; None without scaling."""
+    """Return a layer's rotary scaling, a dict, with default values for missing keys; None without scaling."""
     if layer.rope_scaling is None:
         return None
     defaults: dict[str, Any] = {"rope_type": "llama3"}

@@ -54,13 +54,13 @@ def is_empty(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """The text of a value for a message, shortened if it is long."""
+    """Return the text of a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:50]}…"
 
 
 class Fields:
-    """Reads keys of a config.json. If a value is wrong, a method adds a sentence to `problems`, and returns a default."""
+    """Reader of a config.json. If a key's value is wrong, a method adds a sentence to `problems`, and returns a default."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -70,25 +70,25 @@ class Fields:
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each problem, without duplicates, because two parts of a family may read the same key."""
+        """A sentence for each wrong value read so far, without duplicates: two parts of a family may read the same key."""
         return list(self._problems)
 
     def refuse(self, problem: str) -> None:
         self._problems[problem] = None
 
     def size(self, name: str) -> int:
-        """The value of a required key, which must be a whole number from 1 to `LARGEST`."""
+        """Return the value of a required key. If it is no whole number from 1 to `LARGEST`, return 1 and record a problem."""
         if self.raw(name) is None:
             self.refuse(f"'{name}' is missing")
             return 1
         return self.optional_size(name, 1)
 
     def optional_size(self, name: str, default: Any) -> Any:
-        """The value of an optional key, a whole number from 1 to `LARGEST`; `default` if it is missing or null."""
+        """Return a key's value, a whole number from 1 to `LARGEST`; `default` if missing, null or wrong, which is a problem."""
         return self._checked(name, default, f"a whole number from 1 to {LARGEST:,}", is_size)
 
     def number(self, name: str, default: Any, domain: Domain | None = None) -> Any:
-        """The value of an optional key, a finite number (in `domain`, if one is given); `default` if it is missing or null."""
+        """Return a key's value, a finite number in `domain`; `default` if missing, null or wrong, which is a problem."""
         value = self._checked(name, default, "a finite number", is_number)
         if domain is None or domain.accepts(value):
             return value
@@ -96,12 +96,12 @@ class Fields:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """The value of an optional key, true or false; `default` if it is missing or null."""
+        """Return a key's value, true or false; `default` if missing, null or wrong, which is a problem."""
         value: bool = self._checked(name, default, "true or false", lambda value: isinstance(value, bool))
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, one of `known`; `default` if it is missing or null. With default True, not null."""
+        """Return a key's value, one of `known`; else `default`. Another value is a problem, and null if `default` is True."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(
@@ -109,17 +109,17 @@ class Fields:
         )
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """The value of an optional key, an object; empty if it is missing or null."""
+        """Return a key's value, an object; {} if missing, null or wrong, which is a problem."""
         value: dict[str, Any] = self._checked(name, {}, "an object", lambda value: isinstance(value, dict))
         return value
 
     def raw(self, name: str) -> Any:
-        """The unchecked value of a key; None if it is missing."""
+        """Return the unchecked value of a key, None if it is missing, and note in `read` that the key was read."""
         self.read.add(name)
         return self.content.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the key exists, even if its value is null."""
+        """Whether the key exists, even if its value is null. Notes in `read` that the key was read."""
         self.read.add(name)
         return name in self.content
 

@@ -25,7 +25,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of llama.cpp, and the settings of lit_llm's models that it supports."""
+    """Record of an architecture of llama.cpp, and the settings of lit_llm's models that it supports."""
 
     name: str
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

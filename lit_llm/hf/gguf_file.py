@@ -34,7 +34,7 @@ def package() -> Any:
 
 
 def architecture_of(config: GPTConfig, family: str) -> Architecture:
-    """The architecture of llama.cpp that computes the same as a model.
+    """Return the architecture of llama.cpp that computes the same as a model.
 
     Args:
         family: the model's `model_type` in transformers.
@@ -62,7 +62,7 @@ def write_gguf(
     Args:
         state: our state_dict.
         table: links between our tensors and transformers' tensors.
-        vocabulary: GGUF key → value, for the tokenizer.
+        vocabulary: {GGUF key: value} for the tokenizer.
         dtype: type of matrices, a key of `_TYPES`. Vectors, biases, routers and learned positions are float32.
 
     Returns:
@@ -96,13 +96,13 @@ def write_gguf(
 
 
 def _kind(gguf: Any, value: Any) -> Any:
-    """GGUF's value type (`GGUFValueType`) for the Python value of a key. An int is written as UINT32."""
+    """Return GGUF's value type (`GGUFValueType`) for the Python value of a key, UINT32 for an int. `gguf`: the package."""
     kinds = gguf.GGUFValueType
     return {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, list: kinds.ARRAY}[type(value)]
 
 
 def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
-    """GGUF key → value, for the settings of a model."""
+    """Return {GGUF key: value} for the settings of a model."""
     layers = [config.layer(i) for i in range(config.n_layer)]
     full = next((layer for layer in layers if layer.window is None), layers[0])
     keys: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
 def _tensors(
     gguf: Any, state: dict[str, Tensor], table: list[Link], config: GPTConfig, architecture: Architecture
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in GGUF, tensor) for each tensor of the file. `state`: our name → tensor."""
+    """Yield (name in GGUF, tensor) for each tensor of the file. `state`: {our name: tensor}."""
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(kind, config.n_layer)
     assert config.vocab_size is not None

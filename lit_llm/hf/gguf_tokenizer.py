@@ -28,7 +28,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
 def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
-    """(GGUF key → value, for the tokenizer and the chat template of a run; notes for the user, one sentence each).
+    """Return ({GGUF key: value} for the tokenizer and chat template of a run, notes for the user, one sentence each).
 
     Raises:
         UserError: GGUF cannot express the tokenizer.
@@ -87,7 +87,7 @@ def _byte_level(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
-    """GGUF key → value, for a SentencePiece BPE. The score of a token is minus the index of the first merge that makes it.
+    """Return {GGUF key: value} for a SentencePiece BPE. A token's score is minus the index of the first merge that makes it.
 
     Raises:
         NotExpressible: one score per token cannot express the order of the merges.

@@ -30,7 +30,7 @@ attention, MLP, queries, keys and values."""
 
 
 class Norm(nn.Module):
-    """RMSNorm if `rms`, else LayerNorm with or without a bias, over the last dimension of `width`."""
+    """RMSNorm if `rms`, else LayerNorm, with or without a bias, over the last dimension, whose size is `width`."""
 
     def __init__(self, config: LitLLMConfig, width: int, *, rms: bool) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels * positions))
 
     def forward(self, x: Tensor, seen: Tensor, cache: DynamicCache | None) -> Tensor:
-        """Convolve x, (B, T, c) → (B, T, c). seen: (B, S) bool, False for masked positions. cache: earlier inputs."""
+        """Convolve x, (B, T, c) → (B, T, c). seen: (B, S) bool, False if masked. cache: earlier inputs, appended to."""
         length = x.size(1)
         past = x * seen[:, -length:, None].to(x.dtype)
         if cache is not None:
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(config.n_head)) if config.attention_sinks else None
 
     def heads(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """Split x, (B, T, heads · h) → (B, heads, T, h). `norm` normalises all heads together or each head, by its width."""
+        """Split x, (B, T, heads · h) → (B, heads, T, h). A `norm` of width heads · h normalises all heads as one."""
         if norm is not None and norm.weight.numel() == x.size(-1):
             x, norm = norm(x), None
         x = x.unflatten(-1, (-1, self.config.head_dim))

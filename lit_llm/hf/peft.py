@@ -59,7 +59,7 @@ def write_adapter(
     """Write an adapter for peft into `folder`; return the number of layers of transformers that it adapts.
 
     Args:
-        adapters: name → tensor: `blocks.….lora_a` (rank, in) and `blocks.….lora_b` (out, rank).
+        adapters: {our name: tensor}: `blocks.….lora_a` (rank, in) and `blocks.….lora_b` (out, rank).
         table: links between our tensors and those of the base model in transformers.
         shapes: our name of a weight → its shape.
         dtype: dtype of the written tensors; None: unchanged.
@@ -125,7 +125,7 @@ def write_adapter(
 
 
 def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Size]) -> tuple[LoRAConfig, dict[str, Tensor]]:
-    """(our LoRA settings, our name → tensor) from a folder of peft.
+    """Return (our LoRA settings, {our name: tensor}) from a folder of peft.
 
     All our adapters have one rank and one scale. So an adapter of lower rank is padded with zeros, an adapter that only some
     blocks have is zero in the others, and a differing scale is multiplied into B.
@@ -188,7 +188,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
 
 
 def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
-    """The shortest endings of names, in whole components, that match all layers `chosen` and no other layer of `every`."""
+    """Return endings of the names `chosen`, in whole components, as short as possible, that no other name of `every` has."""
     chosen = list(chosen)
     endings: list[str] = []
     for name in chosen:
@@ -201,12 +201,12 @@ def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
 
 
 def _kind(layer: str) -> str:
-    """Our name of a layer without the prefix of the block: `mlp.up` for `blocks.3.mlp.up.`."""
+    """Return our name of a layer without the prefix of the block: `mlp.up` for `blocks.3.mlp.up.`."""
     return layer.removesuffix(".").split(".", 2)[2]
 
 
 def _matrices(table: list[Link]) -> list[Link]:
-    """The links in `table` of the weights of linear layers in blocks, except routed experts and routers."""
+    """Return the links in `table` of the weights of linear layers in blocks, except routed experts and routers."""
     others = ("_norm.weight", "router.weight")
     return [
         link
@@ -219,7 +219,7 @@ def _matrices(table: list[Link]) -> list[Link]:
 
 
 def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -> float:
-    """The scale of the adapter of the layer `name`: alpha / rank, or alpha / √rank with rsLoRA. Appends to `problems`."""
+    """Return the scale of the adapter of the layer `name`: alpha / rank, or alpha / √rank with rsLoRA. Adds to `problems`."""
     wanted = _of_layer(content, "rank_pattern", "r", name, problems)
     if wanted != rank:
         problems.append(f"{name} has rank {rank}, but 'r' and 'rank_pattern' say {shown(wanted)}")
@@ -231,7 +231,7 @@ def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -
 
 
 def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, problems: list[str]) -> Any:
-    """The rank or alpha, as a JSON value, of the layer `name` in adapter_config.json.
+    """Return the rank or alpha, a JSON value, of the layer `name` in `content`, an adapter_config.json. Adds to `problems`.
 
     The key `patterns` maps regular expressions to numbers: the first one that matches the name, or the end of the name after a
     dot, decides. Without a match, the number is the value of the key `default`.

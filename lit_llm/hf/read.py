@@ -40,7 +40,7 @@ _TEXT_PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)l
 
 
 def safetensors() -> Any:
-    """The module `safetensors`, with its submodule `torch`.
+    """Return the module `safetensors`, with its submodule `torch`.
 
     Raises:
         UserError: safetensors is not installed.
@@ -51,7 +51,7 @@ def safetensors() -> Any:
 
 
 def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The config.json of the text model in a model that also reads images; None if `content` is of any other model."""
+    """Return the config.json of the text model in a model that also reads images; None if `content` is of another model."""
     family = content.get("model_type")
     text = content.get("text_config")
     if not isinstance(family, str) or family not in _TEXT_FAMILIES or not isinstance(text, dict):
@@ -62,7 +62,7 @@ def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def name_in_text_model(stored: str) -> str | None:
-    """The name that the tensor `stored` has in a folder of the text model alone; None if the text model lacks the tensor."""
+    """Return the name of the tensor `stored` in a folder of only the text model; None if the text model lacks the tensor."""
     if stored == "lm_head.weight":
         return stored
     match = _TEXT_PREFIX.match(stored)
@@ -70,7 +70,7 @@ def name_in_text_model(stored: str) -> str | None:
 
 
 class WeightFiles:
-    """The tensors of a Hugging Face folder: `weights[name]` reads a tensor.
+    """Reader of the tensors of a Hugging Face folder: `weights[name]` reads and returns a tensor.
 
     Args:
         text_only: take only the tensors of the text model, under the names that they have in a folder of that model alone.
@@ -108,7 +108,7 @@ class WeightFiles:
             self.files = {name: self.files[stored] for name, stored in self._stored.items()}
 
     def _content(self, file: Path) -> Any:
-        """The open safetensors file, or a pickle's dict name → tensor, memory-mapped if possible. Files are opened once."""
+        """Return the open safetensors file, or a pickle's {name: tensor}, memory-mapped if possible. Files are opened once."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
             with naming(file), library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
@@ -142,7 +142,7 @@ def read_weights(
     vocab_size: int,
     unread: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """Our state_dict, read from the weights of a folder, in the folder's dtype.
+    """Return our state_dict, read from the weights of a folder, in the folder's dtype.
 
     A tensor that needs no conversion stays in its memory-mapped file, so that a model larger than memory can be imported. Each
     tensor has a storage of its own, so that saving a tensor saves no other values. The matrices of all experts are copied into
@@ -150,7 +150,7 @@ def read_weights(
 
     Args:
         table: links between the tensors of the folder and ours.
-        shapes: our name → shape. Embedding and head may have padding; in the folder they have `vocab_size` rows.
+        shapes: {our name: shape}. Embedding and head may have padding; in the folder they have `vocab_size` rows.
         unread: prefixes of the names of tensors that are not imported.
 
     Raises:
@@ -211,7 +211,7 @@ def read_weights(
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
-    """The same values as a tensor whose storage has no others. The memory of a contiguous tensor is shared, not copied."""
+    """Return a tensor with the same values whose storage has no others. Only a scalar or non-contiguous tensor is copied."""
     if not tensor.is_contiguous() or tensor.dim() == 0:
         return tensor.clone(memory_format=torch.contiguous_format)
     # In torch, a part of a mapped file has the whole file's storage; through NumPy it does not. NumPy lacks bfloat16: bytes.
@@ -230,7 +230,7 @@ def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
 
 
 def _stored_name(link: Link, files: dict[str, Path], tied: bool) -> str | None:
-    """The name of a link's tensor in the folder; None if the tensor is missing. Some folders omit the first component of names,
+    """Return the name of a link's tensor in a folder; None if it is missing. Some folders omit the first component of names,
     or store a tied embedding under the name of the head."""
     bare, heads = link.theirs.split(".", 1)[1], _HEADS if tied and "embedding.weight" in link.ours else ()
     return next((name for name in (link.theirs, bare, *heads) if name in files), None)

@@ -20,7 +20,7 @@ _OTHERWISE = {"window", "rope", "rope_theta", "experts", "partial_rotary_factor"
 
 
 def code_config(config: GPTConfig) -> dict[str, Any]:
-    """The content of config.json for an export with the modelling file modeling_lit_llm.py.
+    """Return the content of config.json for an export with the modelling file modeling_lit_llm.py.
 
     Raises:
         UserError: the modelling file does not implement a setting; one sentence for each.
@@ -46,7 +46,7 @@ def code_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def own_names(config: GPTConfig) -> list[Link]:
-    """The links of an export with a modelling file: each tensor in the folder is one of our tensors, under our name."""
+    """Return the links of an export with a modelling file: each tensor in the folder is one of our tensors, under our name."""
     return [Link(name, (name,)) for name in without_ahead(weights_on_meta(config), config)]
 
 

@@ -20,7 +20,7 @@ CHOICE_BIAS = "router.choice_bias"
 
 @dataclass(frozen=True)
 class Link:
-    """A tensor of a Hugging Face folder (`theirs`), and our tensors (`ours`) that it contains, stacked along dimension 0.
+    """Record: a tensor of a Hugging Face folder (`theirs`) contains our tensors `ours`, stacked along dimension 0.
 
     One of our tensors can be in two links: import requires both of their tensors to be equal, export writes both. A bias that
     our model lacks is exported as zeros.
@@ -39,7 +39,7 @@ class Link:
     from tensor i modulo their number. `transposed` then means each expert's matrix."""
 
     def shape(self, parts: Sequence[torch.Size]) -> tuple[int, ...]:
-        """The shape of their tensor. `parts`: shapes of our tensors; if `expert` is set, shapes of one expert's matrices."""
+        """Return the shape of the tensor `theirs`. `parts`: shapes of `ours`; if `expert` is set, of one expert's matrices."""
         if self.of_experts:
             experts, *matrix = parts[0]
             matrix[0] *= len(parts)
@@ -48,7 +48,7 @@ class Link:
         return tuple(reversed(whole)) if self.transposed else whole
 
     def split(self, theirs: Tensor, parts: Sequence[torch.Size]) -> list[Tensor]:
-        """Our tensors, with the shapes `parts`, taken out of the tensor `theirs`; views of it where possible."""
+        """Return our tensors, with the shapes `parts`, taken out of the tensor `theirs`; they are views of it if possible."""
         if self.of_experts:
             by_output = theirs.mT if self.transposed else theirs
             return list(by_output.unflatten(1, (-1, len(parts))).unbind(2))
@@ -58,7 +58,7 @@ class Link:
         return list(whole.split([part[0] for part in parts]))
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Their tensor, a copy, made of our tensors."""
+        """Return the tensor of the Hugging Face folder, a copy, made of our tensors `ours`."""
         if self.of_experts:
             by_output = torch.stack(list(ours), dim=2).flatten(1, 2)
             return by_output.mT if self.transposed else by_output
@@ -69,11 +69,11 @@ class Link:
 
 
 def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
-    """`Link.order` for a tensor of theirs that is stored head by head, where each head has rows of all our tensors.
+    """Return `Link.order` for a tensor in the folder that has, head by head, rows of all our tensors of a link.
 
     Args:
         heads: number of heads.
-        parts: for each of our tensors, the indices of its rows within the rows of a head of theirs.
+        parts: for each of our tensors, the indices of its rows within the rows of one head in the folder.
     """
     height = sum(map(len, parts))
     return tuple(head * height + row for part in parts for head in range(heads) for row in part)
@@ -107,7 +107,7 @@ Names: TypeAlias = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """The names that a family of transformers has in a block with experts. `block`: the module in place of the MLP."""
+    """Record of the names that a family of transformers has in a block with experts. `block`: module in place of the MLP."""
 
     block: str = "mlp"
     matrices: Mapping[str, str] = field(default_factory=lambda: {"gate_proj": "gate", "up_proj": "up", "down_proj": "project"})
@@ -142,7 +142,7 @@ class ExpertNames:
 def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -> Iterator[Link]:
     """Yield the links of DeepSeek's latent attention. `a`: prefix of their names; `b`: prefix of our names.
 
-    In each head of theirs, rotated rows come last, pairs next to each other; in ours they come first, in two halves.
+    In each head in the folder, rotated rows come last, in adjacent pairs; in our heads, they come first, in two halves.
     """
     plain, rotated, heads = latent.nope_head_dim, latent.rope_head_dim, config.n_head
     halves = [*range(0, rotated, 2), *range(1, rotated, 2)]

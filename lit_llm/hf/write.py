@@ -69,7 +69,7 @@ def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor
 
 
 def joined(state: dict[str, Tensor], link: Link, vocab_size: int) -> Tensor:
-    """The tensor of transformers for a link, made of our tensors in `state`. It is a copy. A bias that we lack is zero."""
+    """Return transformers' tensor for a link, a copy made of our tensors in `state`. A bias that our model lacks is zero."""
     return link.join(_parts(state, link, vocab_size))
 
 

@@ -18,8 +18,8 @@ def budget(
 
     The dict also has the budget's time and price, if speed and hardware are known. The function returns None if no budget is
     set, or if the budget is in days and the speed of the devices is unknown.
-    C = 6·N·D FLOPs for N parameters and D tokens, and D = 20·N give N = √(C / 120). A model of half the size has twice the
-    tokens, for the same FLOPs.
+    N parameters and D tokens take C = 6·N·D FLOPs. With D = 20·N, the optimal model has N = √(C / 120). The models of half and
+    of twice that size train on twice and on half the tokens, for the same FLOPs.
 
     Args:
         run: (parameters, tokens, useful FLOP/s or None for unknown) of a run that is listed beside the models, and whose speed

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_gpt(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
-    """Build a GPT on the meta device, with LoRA adapters if `lora` is set."""
+    """Build and return a GPT on the meta device, with LoRA adapters if `lora` is set."""
     with torch.device("meta"):
         model = GPT(config)
         if lora is not None:
@@ -33,7 +33,7 @@ def build_gpt(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
 
 
 def build_own(architecture: Architecture, vocab_size: int | None) -> CustomModel:
-    """Build a user's module on the meta device, or on the CPU if its `__init__` fails on the meta device.
+    """Build and return a user's module on the meta device, or on the CPU if its `__init__` fails on the meta device.
 
     Raises:
         UserError: the module's `__init__` fails on both devices.
@@ -63,7 +63,7 @@ def place(error: BaseException) -> str:
 
 
 def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:
-    """Return `config` with only the layers `layers`, in this order, and all blocks that predict further tokens ahead."""
+    """Return `config` with only the layers `layers`, in this order, and with all its blocks that predict further tokens."""
     settings = [config.layer(i) for i in (*layers, *range(config.n_layer, config.n_blocks))]
     names = dict.fromkeys((*(config.layers or {}), *(["experts"] if config.moe is not None else [])))
     patterns = {name: [getattr(layer, name) for layer in settings] for name in names}

@@ -21,7 +21,7 @@ LATENCY_SECONDS = 10e-6
 
 
 class Collective(NamedTuple):
-    """One or more calls of a collective in a group of ranks.
+    """Record of one or more calls of a collective in a group of ranks.
 
     Attributes:
         purpose: the name under which the plan lists the bytes of the calls.
@@ -149,7 +149,7 @@ def fsdp_collectives(
         blocks: bytes of all blocks' weights in the gathered dtype (2 per element of a matrix under bf16-mixed).
         others: gathered bytes of the embedding (once for each use), last norm and head, which backward does not gather again.
         gradients: bytes of the whole (unsharded) gradients in fp32, the dtype of the reduction.
-        ranks: number of ranks that shard the parameters; `stride`: as in `Collective`.
+        ranks: number of ranks that shard the parameters; `stride`: difference of the numbers of two neighbours of these.
         kept: whether ranks keep whole weights, which they gather once a step, and whole gradients, which they reduce once.
         forwards: number of forward passes in each micro-batch, each of which gathers the weights.
     """
@@ -258,7 +258,7 @@ def communicated_bytes(settings: PlannedRun, *, cuda: bool) -> dict[str, float]:
 
 
 class Exchange(NamedTuple):
-    """Seconds of communication of a rank in an optimizer step, at full bandwidth.
+    """Record of the seconds of a rank's communication in an optimizer step, at full bandwidth.
 
     Attributes:
         waiting: seconds of the collectives whose `Collective.overlap` is None.
@@ -274,11 +274,11 @@ class Exchange(NamedTuple):
         return self.waiting + sum(seconds * times for seconds, times, _ in self.behind)
 
     def exposed(self, micro_batch_seconds: float, least: float, waiting: float) -> float:
-        """Return the exposed seconds of a step: the seconds in which computation waits for communication.
+        """Return the exposed seconds of a step: those in which computation waits for communication.
 
         Args:
             micro_batch_seconds: seconds of computation of a micro-batch.
-            least: the least share of the seconds in `behind` that is exposed, even if computation takes much longer.
+            least: the share of the seconds in `behind` that is exposed at least, even if computation takes much longer.
             waiting: the share of the seconds `self.waiting` that is exposed.
         """
         late = (max(least * s, s - (share * micro_batch_seconds if share else 0.0)) * times for s, times, share in self.behind)
@@ -286,7 +286,7 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(settings: PlannedRun, hardware: Hardware) -> Exchange | None:
-    """Return the communication of a rank in a step; with a pipeline, of the busiest rank. None: a bandwidth is unknown."""
+    """Return the communication of a rank in a step; with a pipeline, of `busiest_rank`. None: a bandwidth is unknown."""
     offloads = settings.offloads(cuda=hardware.is_gpu)
     needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()
     if None in (*needed, hardware.host["copy_gbps"] if offloads else 0.0):

@@ -18,7 +18,7 @@ CUSTOM_CONVENTION = "FLOPs of matrix products, convolutions and attention that k
 
 @dataclass(frozen=True)
 class FlopsPerToken:
-    """Training FLOPs per token, where a multiply-add is two FLOPs and the backward pass costs twice the forward pass.
+    """Record of training FLOPs per token: a multiply-add is two FLOPs, and a backward pass costs twice the forward pass.
 
     Attributes:
         matmul: 6·N_matmul for N_matmul elements of matrices, with a tied head once, without embedding look-ups (Kaplan 2020).
@@ -38,7 +38,7 @@ class FlopsPerToken:
 
 
 def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length: int | None = None) -> FlopsPerToken:
-    """Useful FLOPs per training token in sequences of `length` tokens, as `GPTConfig.flops_per_token` counts them.
+    """Return the useful FLOPs per training token in sequences of `length` tokens, as `GPTConfig.flops_per_token` counts them.
 
     `length` None: the block size of the model.
     With `lora`, no gradients of the frozen matrices are computed: 4 FLOPs per frozen parameter instead of 6.
@@ -65,7 +65,7 @@ def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length:
 
 
 def cost_usd(seconds: float, devices: int, usd_hour: tuple[float, float]) -> tuple[float, float]:
-    """Return (lowest, highest) cost in USD of `devices` devices for `seconds`. `usd_hour`: the two prices of a device-hour."""
+    """Return (lowest, highest) cost in USD of `devices` devices for `seconds`. `usd_hour`: (lowest, highest) price."""
     hours = seconds / 3600 * devices
     return hours * usd_hour[0], hours * usd_hour[1]
 

@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 3.5
 
 
 def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | None]:
-    """Return (numbers of tokens, vocabulary size) of a data module. An unknown number is None.
+    """Return (`DataFacts` with numbers of tokens, vocabulary size) of a data module. An unknown number is None.
 
     Args:
         data: a data module with valid settings.

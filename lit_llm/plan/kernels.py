@@ -21,7 +21,7 @@ from lit_llm.plan.recorder import Recorder, Sized
 
 
 class CudaKernels(TorchFunctionMode):
-    """While active, replaces functions of torch by functions that allocate and save the same tensors as the GPU's kernels.
+    """Context manager: replaces functions of torch by functions that allocate and save the same tensors as GPU kernels.
 
     A CPU build of torch cannot run autograd on tensors whose device is a GPU. So the trace runs the CPU's kernels, except for
     these functions, whose replacements follow torch 2.13's source:
@@ -63,7 +63,7 @@ _REPLACED: dict[Any, Any] = {  # torch's function -> its replacement, called wit
 
 
 class _Norm(Function):
-    """A norm without values that saves its input and `statistics` fp32 numbers of each row for the backward pass."""
+    """Autograd function, a norm without values: saves its input and `statistics` fp32 numbers a row for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ndim: int, statistics: int) -> Tensor:
@@ -103,8 +103,8 @@ def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> N
 
 
 class _Saved:
-    """A tensor that autograd saves. If the backward pass recomputes the tensor, `tensor` is None, and `origins` are the tensors
-    from which the backward pass recomputes."""
+    """Record of a tensor that autograd saves. If the backward pass recomputes the tensor, `tensor` is None, and `origins` are
+    the tensors from which it is recomputed."""
 
     def __init__(self, tensor: Sized) -> None:
         self.tensor: Sized | None = tensor
@@ -113,7 +113,7 @@ class _Saved:
 
 
 class _Kept(DispatchMode):
-    """While this mode is active, it notes for each operator's result from which tensors the result can be recomputed.
+    """Context manager that notes for the result of each operator from which tensors the result can be recomputed.
 
     Attributes:
         origins: {id of a result's storage: the tensors on the meta device from which the result is computed}: results of matrix

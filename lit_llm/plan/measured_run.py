@@ -25,7 +25,7 @@ from lit_llm.runs.run_folder import CONFIG
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A speed that a launch of a run, or `certify`, measured. It corrects the speed that a plan predicts.
+    """Record of a speed that a launch of a run, or `certify`, measured. It corrects the speed that a plan predicts.
 
     Attributes:
         run: the run's folder, or the certificate's file.
@@ -50,7 +50,7 @@ class MeasuredRun:
 
     def holds_for(self, hardware: Hardware) -> bool:
         """Whether `slowness` corrects plans for `hardware`. If the peak of the measured hardware is known, `hardware` and the
-        measured hardware must be GPUs. Otherwise they must be equal."""
+        measured hardware must be GPUs. If it is unknown, they must be equal."""
         return self.hardware.is_gpu and hardware.is_gpu if self.has_peak else hardware == self.hardware
 
     def sentence(self, hardware: Hardware) -> str:

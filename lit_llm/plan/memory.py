@@ -41,7 +41,7 @@ COMMUNICATOR_GB = 0.5
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak memory of one rank in bytes.
+    """Record of the peak memory of one rank, in bytes.
 
     Attributes:
         parts: {kind, such as "weights" or "activations": bytes at the peak}; the bytes add up to `total`.
@@ -113,7 +113,7 @@ def host_bytes(settings: PlannedRun, hardware: Hardware) -> int:
 
 
 def fits_host(settings: PlannedRun, hardware: Hardware) -> bool:
-    """Whether a machine's host memory has room for the tensors that `cpu_offload` keeps there. True if the size is unknown."""
+    """Whether a machine's host memory has room for the tensors that `cpu_offload` keeps there. True if its size is unknown."""
     has = hardware.host["memory_gb"]
     return has is None or host_bytes(settings, hardware) <= has * 1e9
 
@@ -214,7 +214,7 @@ def reserved_bytes(
 
 def resolved(settings: PlannedRun, hardware: Hardware) -> PlannedRun:
     """Return the settings with a decision for each setting in `layout.auto`: whether FSDP2 keeps weights gathered, and whether
-    it keeps whole gradients, within a step (`layout.kept`). `keep` decides; on a GPU, the fastest choice that fits is taken.
+    it keeps whole gradients, within a step (`layout.kept`). On a GPU: the fastest choice that fits; else the choice of `keep`.
 
     If no choice fits, FSDP2 reshards the weights and the gradients that are in `layout.auto`.
     """

@@ -117,7 +117,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         whole[number] = gathered.forward(0).own if gathered.already else 0
 
     def buffers_after(task: Task) -> int:
-        """Return the number of live buffers after the action `task`, less the number that the action's trace has."""
+        """Return how many more buffers live after the action `task` than its trace has; negative if fewer."""
         stage = stages[task.stage]
         before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
         if task.kind == "forward":
@@ -181,8 +181,8 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
 
 class Passes:
-    """The changes of memory in forward and backward passes of pipeline stages. Each method NAME_pass(run, stage) simulates one
-    pass of `stage`: it adds the memory changes of the pass to the `MicroBatch` `run`."""
+    """Simulator of forward and backward passes of pipeline stages. Each method NAME_pass(run, stage) simulates one pass of
+    `stage`: it adds the pass's changes of memory, or its FLOPs, to the `MicroBatch` `run`."""
 
     def __init__(self, step: Step) -> None:
         self.step, settings = step, step.settings
@@ -248,7 +248,7 @@ class Passes:
             run.play("backward", self.backward[0], gathered.backward(-1))
 
     def reference_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        """Add the work of a forward pass without gradients. It saves no activations, so it needs less memory than training."""
+        """Add only FLOPs and traffic of a forward pass without gradients to `run`: training has the higher memory peak."""
         blocks, norms = self._parts(self.forward, stage)
         head = [self.head[0]] * stage.last
         for change in (*[self.forward[0]] * stage.first, *blocks, *filter(None, norms), *head):
@@ -284,7 +284,7 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
     """Return the trace of the model without the loss: extrapolated from traces of 2 and 3 sequences if their events have the
-    same kinds, otherwise traced with the step's number of sequences. `split`: as in `trace_body`."""
+    same kinds, otherwise traced with the step's number of sequences. `split`: trace gradients of inputs only."""
     from lit_llm.plan.trace import trace_body
 
     few, more = (trace_body(step.traced(sequences), layers, split=split) for sequences in _TRACED_SEQUENCES)
@@ -295,7 +295,7 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
 
 
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
-    """Return the memory changes of the loss's forward pass and of its backward pass (see `trace_head`). Sizes of a chunked loss
+    """Return the memory changes of the loss's forward pass and of its backward pass (two if `split`). Sizes of a chunked loss
     are linear in the rows (tokens) and in the rows of a chunk, so sizes for many rows follow from traces of few rows."""
     from lit_llm.plan.trace import trace_head
 

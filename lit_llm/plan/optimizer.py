@@ -36,7 +36,7 @@ TORCH_MUON = "torch.optim.Muon"
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its class name and the options that affect memory.
+    """Record of an optimizer: its class name and the options that affect memory.
 
     `more_states`: number of STATE_OPTIONS that are set. `fused`: whether the update needs no temporary tensors. `ns_dtype`:
     dtype of Muon's Newton-Schulz iteration; auto: bfloat16 on a GPU, float32 on a CPU. `normuon`: whether Muon keeps a second
@@ -51,7 +51,7 @@ class Optimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Optimizer:
-        """Return the class name and the memory-relevant options of `optimizer`."""
+        """Return the record of a torch optimizer: its class name and its options that affect memory."""
         from lit_llm.optim.torch_muon import TorchMuon  # imports torch
 
         groups, name = optimizer.param_groups, type(optimizer).__name__
@@ -161,7 +161,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class MuonWork:
-    """The hidden matrices that Muon orthogonalises in a stage of a pipeline, and the ranks that share this work.
+    """Record of the hidden matrices that Muon orthogonalises in a pipeline stage, and of the ranks that share this work.
 
     Attributes:
         matrices: unsharded shapes of the trainable matrices, block by block.
@@ -259,7 +259,7 @@ class MuonWork:
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
-    """Return the peak bytes of Newton-Schulz iterations on a matrix with elements of `w` bytes: the largest of two iterates and
+    """Return the peak bytes of Newton-Schulz iterations on a matrix of elements of `w` bytes, the largest of: two iterates and
     a polynomial; an iterate and the squares that make the polynomial; on a CPU, a 16-bit iterate and its fp32 copy."""
     from lit_llm.optim.owners import steps_together  # the package imports torch
 

@@ -30,8 +30,8 @@ DEVICE_MTBF_HOURS = 50_000.0
 
 
 class NextStep(NamedTuple):
-    """A flag of `fit` that saves `saves_bytes` of a rank's memory. Only for the flag `cpu_offload`: `host_bytes`, the bytes of
-    host memory that a machine needs instead, and `step_seconds`, the time of a step (None: unknown, or another flag)."""
+    """Record of a flag of `fit` that saves `saves_bytes` bytes of a rank's memory. Only the flag `cpu_offload` sets the other
+    fields: the bytes of host memory that a machine needs instead, and the seconds of a step with the flag (None: unknown)."""
 
     flag: str
     saves_bytes: int
@@ -41,16 +41,16 @@ class NextStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All figures of a plan. Units are bytes and seconds unless the name says otherwise. A figure is None if it is unknown.
+    """Record of all figures of a plan, in bytes and seconds unless the name says otherwise. None: the figure is unknown.
 
     Attributes:
         settings: the run, with every setting auto of FSDP2 replaced by a decision (`memory.resolved`).
         fits: whether the run fits into the memory of the devices and, with `cpu_offload`, into host memory.
-        largest_micro_batch: the most sequences of a micro-batch with which the run fits (`largest_micro_batch`).
-        next_steps: flags that save memory (`next_steps`).
+        largest_micro_batch: the most sequences of a micro-batch with which the run fits; 0 if it fits with none.
+        next_steps: flags that save memory, the one that costs least time first.
         peak_tflops: dense peak of the run's matrix products on a device, in TFLOP/s.
         parts: {part of the model: number of parameters}.
-        phases: phases of the learning-rate schedule.
+        phases: the phases of the learning-rate schedule, such as warmup and decay.
     """
 
     settings: PlannedRun
@@ -179,7 +179,7 @@ class Plan:
 
     @property
     def efficiency(self) -> float | None:
-        """Scaling efficiency: seconds of computation over seconds of a step. None: one of both is unknown."""
+        """Scaling efficiency: seconds of computation over seconds of a step. None: either is unknown."""
         return self.times.compute / self.times.step if self.times.compute and self.times.step else None
 
     @property
@@ -223,7 +223,7 @@ class Plan:
 
     @property
     def faster_micro_batch(self) -> tuple[int, float] | None:
-        """(most sequences of a micro-batch that fits, seconds of a step with it); None if that step is not 1 % faster."""
+        """(most sequences of a micro-batch that fits, seconds of a step with it); None if it is not 1 % faster than planned."""
         largest, step = self.largest_micro_batch, self.times.step
         if not largest or step is None or largest <= (self.settings.micro_batch_size or 0):
             return None
@@ -242,15 +242,15 @@ class Plan:
 
     @property
     def save_seconds(self) -> float:
-        """Seconds of writing a checkpoint: the slower of the machine with most writing ranks and the shared storage."""
+        """Seconds of writing a checkpoint, by the machine with most writing ranks or, if that is slower, the shared storage."""
         ranks, on_machine, _ = self.writers
         gbps = min(self.options.save_gbps * ranks / on_machine, self.options.storage_gbps or math.inf)
         return self.checkpoint_bytes / (gbps * 1e9)
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds for which training waits for a save. If saves run in the background, training waits until all writing ranks,
-        at the same time, have copied their shards to host memory.
+        """Seconds for which training waits for a save: until the checkpoint is written, or with saves in the background, until
+        all writing ranks, at the same time, have copied their shards to host memory.
 
         If the speed of copies is unknown, the result is `save_seconds`, an upper bound.
         """
@@ -271,15 +271,15 @@ class Plan:
 
     @property
     def best_interval_seconds(self) -> float:
-        """Best seconds between checkpoints: √(2 · wait · MTBF) (Young 1974), at least the seconds of a background save."""
+        """Best seconds between checkpoints: √(2 · `wait_seconds` · MTBF) (Young 1974), at least those of a background save."""
         best = math.sqrt(2 * self.wait_seconds * self.mtbf_seconds)
         return max(best, self.save_seconds) if self.copy_bytes else best
 
     def lost(self, interval_seconds: float) -> float:
-        """Return the lost fraction of time: wait/interval for saves, plus interval/(2 · MTBF) for steps that are repeated.
+        """Return the lost fraction of time: `wait_seconds` / interval for saves, plus interval / (2 · MTBF) for repeated steps.
 
-        After a failure during a background save, the run resumes from the previous checkpoint, which costs write/MTBF more. If
-        a background save takes longer than the interval, the next save waits for its end.
+        After a failure during a background save, the run resumes from the previous checkpoint: `save_seconds` / MTBF more. If a
+        background save takes longer than the interval, the next save waits for its end.
         """
         writing = self.save_seconds if self.copy_bytes else 0.0
         waiting = self.wait_seconds + max(0.0, writing - interval_seconds)
@@ -304,7 +304,7 @@ class Plan:
 
 
 def make_plan(settings: PlannedRun, hardware: Hardware, options: Options | None = None) -> Plan:
-    """Plan the run `settings` on `hardware`. `options` None: the defaults of `Options`.
+    """Return the plan of the run `settings` on `hardware`. `options` None: the defaults of `Options`.
 
     A plan traces the model, which takes tenths of a second for each new combination of settings that a trace depends on.
 
@@ -344,7 +344,7 @@ def make_plan(settings: PlannedRun, hardware: Hardware, options: Options | None 
 
 
 def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes: float) -> int:
-    """Return the most sequences of a micro-batch that fits and divides a rank's share of every batch; 0 if none fits."""
+    """Return the most sequences of a micro-batch that fits the capacity and divides a rank's share of all batches, or 0."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
     sizes = [n for n in divisors if replace(settings, micro_batch_size=n).micro_batches.keys() == {n}]  # also in a pipeline
@@ -359,7 +359,7 @@ def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes
 def next_steps(
     settings: PlannedRun, hardware: Hardware, memory: Memory, capacity_bytes: float | None, options: Options
 ) -> list[NextStep]:
-    """Return flags that save memory, in the order of the time that they cost, the cheapest first.
+    """Return flags that save memory, the flag that costs least time first.
 
     If the run does not fit, the list ends with the first flag that makes the run fit. Flags for another mesh are listed only if
     they make the run fit. `memory`: the peak memory with `settings`. `capacity_bytes`: usable bytes of a device, or None.

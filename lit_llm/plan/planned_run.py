@@ -37,7 +37,7 @@ CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Size of the dataset.
+    """Record of the size of the dataset.
 
     Attributes:
         train_tokens, val_tokens: tokens of the training and the validation split. None: unknown.
@@ -57,7 +57,7 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning-rate schedule.
+    """Record of the learning-rate schedule.
 
     `kind`: the schedule's class name. `rate`: function from a step to the learning rate if the peak rate is 1 (None: unknown).
     `rates`: function from a step to {logged curve, such as lr: learning rate} (None: unknown).
@@ -76,7 +76,7 @@ def _plain_loss() -> LossConfig:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """The settings of a run on which memory, time and cost depend. Fields have the names and units of the recipe's keys.
+    """Record of a run's settings on which memory, time and cost depend. Fields have the names and units of the recipe's keys.
 
     Attributes:
         loss_head, uses_reference: the attributes with these names of the recipe's objective (`lit_llm.training.objective`).
@@ -282,7 +282,7 @@ class PlannedRun:
         return sequences_before(self.stages, step) * self.sequence_length
 
     def problems(self) -> list[str]:
-        """Return the sentences with which `fit` would refuse the run, because the ranks cannot share the model or the batch, or
+        """Return sentences: why `fit` would refuse the run, because the ranks cannot share the model or the batch, or
         a custom model cannot have a setting.
 
         Raises:

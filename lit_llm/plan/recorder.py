@@ -78,7 +78,7 @@ _ELEMENTWISE = {aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div}
 
 
 class Sized(Tensor):
-    """A tensor without data. `meta`: meta tensor with the same sizes. `value`: tensor with the values, if they are known."""
+    """Tensor without data. `meta`: a meta tensor with the same sizes. `value`: a tensor with the values, None if unknown."""
 
     meta: Tensor
     value: Tensor | None = None
@@ -117,7 +117,7 @@ def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized
 
 
 class Undetermined(Exception):
-    """A module cannot be traced, because it depends on values of tensors. The message completes "cannot be traced, because"."""
+    """Raised if a module cannot be traced. The message completes "cannot be traced, because"."""
 
 
 MOST_ELEMENTS = 2**18
@@ -125,7 +125,7 @@ MOST_ELEMENTS = 2**18
 
 
 class Recorder(DispatchMode):
-    """While this mode is active, it records allocations, releases, FLOPs and collectives as events (`segments.Event`).
+    """Context manager that records allocations, releases, FLOPs and collectives as events (`segments.Event`).
 
     Attributes:
         segments: a list of events for each segment of the program. `begin` starts the next segment, and may set `kind`.
@@ -167,7 +167,7 @@ class Recorder(DispatchMode):
         self.segments[-1].append((kind, amount))
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
-        """Record neither the allocation nor the release of `tensors`."""
+        """Keep the storages of `tensors` alive, and record neither their allocation nor their release from now on."""
         for tensor in tensors:
             storage = tensor.meta.untyped_storage()  # type: ignore[attr-defined]
             self._watched[id(storage)] = storage
@@ -182,7 +182,7 @@ class Recorder(DispatchMode):
         return tensor
 
     def hand_over(self, tensor: Tensor) -> None:
-        """Do not record the release of `tensor`, because another trace records it."""
+        """From now on, do not record the release of `tensor`, because another trace records it."""
         self._watch(tensor.meta.untyped_storage(), None)  # type: ignore[attr-defined]
 
     def _watch(self, storage: Any, kind: int | None) -> None:
@@ -259,7 +259,7 @@ class Recorder(DispatchMode):
         return wrapped
 
     def _known(self, tensor: Tensor) -> Tensor | None:
-        """Return a tensor's values if they depend on no data (positions and masks); None if the values are unknown."""
+        """Return a tensor's values if they are known, because they depend on no data (positions and masks); else None."""
         value = tensor.value if isinstance(tensor, Sized) else tensor
         return None if value is None or value.untyped_storage().data_ptr() in self._overwritten else value
 
@@ -290,7 +290,7 @@ class Recorder(DispatchMode):
 
 @dataclass(frozen=True)
 class _Result:
-    """The cached result of an operator on inputs of given sizes, so that the operator need not run on the meta device again.
+    """Record of the result of an operator on inputs of given sizes, kept so that the operator need not run again.
 
     Attributes:
         tensors: (size, strides, dtype) of each result. Empty if a result is not a new tensor, such as a view.

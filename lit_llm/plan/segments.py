@@ -40,7 +40,7 @@ def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) 
 
 @dataclass(frozen=True)
 class Change:
-    """The sums of a segment's events. `end` and `peak`: live bytes of each of KINDS at the segment's end and at its peak, less
+    """Record of the sums of a segment's events. `end`, `peak`: live bytes of each of KINDS at its end and at its peak, less
     the live bytes at its start. `counts`: sums of the events of all other kinds, from MATMUL on."""
 
     end: tuple[int, ...]
@@ -49,7 +49,7 @@ class Change:
 
     @classmethod
     def of(cls, segment: Segment, split_gradient: Callable[[int], tuple[int, int]], *, narrow_weights: bool = False) -> Change:
-        """Add up the events of a segment.
+        """Return the sums of the events of a segment.
 
         Args:
             split_gradient: function from a gradient's bytes to (bytes that stay, bytes that are freed after the reduction).
@@ -85,14 +85,14 @@ def combined(*terms: tuple[float, Change]) -> Change:
 
 
 class Bytes(NamedTuple):
-    """Bytes of FSDP2's weights and buffers, not traced: `own` on the computing stream, `sent` on the communication streams."""
+    """Record of FSDP2's bytes of weights and buffers: `own` on the computing stream, `sent` on communication streams."""
 
     own: int
     sent: int = 0
 
 
 class Operation(NamedTuple):
-    """Forward or backward of a block, embedding, last norm or loss. `live`: {kind: bytes at the operation's peak}."""
+    """Record of a forward or backward of a block, embedding, last norm or loss. `live`: {kind: bytes at its peak}."""
 
     phase: str
     live: dict[str, int]
@@ -101,8 +101,8 @@ class Operation(NamedTuple):
 
 @dataclass
 class MicroBatch:
-    """Memory and FLOPs of one micro-batch's forward and backward, without weights and optimizer state. `play` adds the changes
-    of the segments one after the other. Gradients that exist before the micro-batch are included: gradients of earlier
+    """Collector of memory and FLOPs of a micro-batch's forward and backward, without weights and optimizer state. `play`
+    adds the changes of one segment after the other. Gradients from before the micro-batch are included: gradients of earlier
     micro-batches, or of the previous step, which Lightning frees only after the forward pass.
 
     Attributes:
@@ -136,7 +136,7 @@ class MicroBatch:
         self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], gathered: Bytes, flops: int = 0) -> None:
-        """Add an operation with the bytes `live` and `gathered` to the timeline. Raise the phase's peak if it is lower."""
+        """Add an operation with the bytes `live` and `gathered` to the timeline, and to the phase's peak if that is lower."""
         by_kind = dict(zip(KINDS, live, strict=True))
         by_kind[KINDS[BUFFERS]] += sum(gathered)
         self.timeline.append(Operation(phase, by_kind, flops))
@@ -154,7 +154,7 @@ def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Step:
-    """A micro-batch of one rank, with all settings that determine its memory and FLOPs.
+    """Record of a micro-batch of one rank, with all settings that determine its memory and FLOPs.
 
     Attributes:
         sequences: number of sequences in the micro-batch.
@@ -225,7 +225,7 @@ class Step:
 
 
 class GatheredWeights:
-    """Bytes that FSDP2's gathered weights and buffers take in each part of a micro-batch on a stage; 0 without FSDP2.
+    """Calculator of the bytes that FSDP2's gathered weights and buffers take in each part of a stage; 0 without FSDP2.
 
     FSDP2, as `lit_llm.distributed.fsdp` sets it up, follows torch 2.13's `_fsdp_param_group.py`:
 
@@ -240,8 +240,8 @@ class GatheredWeights:
     Attributes:
         blocks: number of blocks of the stage.
         gradients: bytes of the largest block's gradients.
-        shared_gradients: divided by the number of ranks, the bytes of the largest block's gradients that a rank keeps after
-            the reduction. More than `gradients` if fewer ranks share the experts.
+        shared_gradients: the bytes of the largest block's gradients that a rank keeps after the reduction, times the number of
+            ranks that shard weights. More than `gradients` if fewer ranks share the experts.
         root_gradients: bytes of the gradients of norm and head.
         sent: bytes of the fp32 buffer from which a block's gradients are reduced. 0: this micro-batch reduces no gradients.
         keeps: whether weights stay gathered from their first use to the last micro-batch of the step.

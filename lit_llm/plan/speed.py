@@ -37,7 +37,7 @@ SAVE_GBPS = 0.65
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank in an optimizer step; with a pipeline, the mean over its ranks.
+    """Record of the work of one rank in an optimizer step; with a pipeline, the mean over its ranks.
 
     Attributes:
         body, head: FLOPs of matrix products of the blocks and of the head.
@@ -141,7 +141,7 @@ def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Constants:
-    """Fitted constants of the formula for the speed of GPUs (see the module's docstring).
+    """Record of fitted constants of the formula for the speed of GPUs (see the module's docstring).
 
     Attributes:
         matmul, matmul_ampere: fraction of the dense peak that matrix products of infinite width reach, on GPUs from Hopper on
@@ -152,7 +152,7 @@ class Constants:
         eager, compiled: passes over memory for each byte that an operation of eager PyTorch writes, in an eager and in a
             compiled model.
         float8: factor by which casts to float8 multiply `eager` or `compiled`.
-        exposed: the least share of FSDP's and DDP's communication that does not overlap with computation.
+        exposed: the share of FSDP's and DDP's communication that at least does not overlap with computation.
         waiting: the share of other communication for which computation waits.
     """
 
@@ -205,7 +205,7 @@ def gpu_seconds(work: Work, settings: PlannedRun, hardware: Hardware, constants:
 
 @dataclass(frozen=True)
 class Options:
-    """Assumptions of a plan that are not settings of the run.
+    """Record of the assumptions of a plan that are not settings of the run.
 
     Attributes:
         mfu: useful FLOP/s over the dense peak while a rank computes, before recomputation. None: fitted or UNFITTED_MFU
@@ -238,7 +238,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one optimizer step on one rank. None: a speed of the hardware is unknown.
+    """Record of the seconds of one optimizer step on one rank. None: a speed of the hardware is unknown.
 
     Attributes:
         compute: seconds of computation on the device, with recomputation, memory traffic and the optimizer.

@@ -75,7 +75,7 @@ DEFAULT = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of swept values ({key: value}) with its plan. `plan` None: `problem` says why there is no plan."""
+    """Record of one combination of swept values ({key: value}) and its plan. If that is None, `problem` says why."""
 
     values: dict[str, str]
     plan: Plan | None
@@ -135,7 +135,7 @@ def fitting(compared: list[Variant], max_memory_gb: float | None) -> list[Varian
 
 
 def cheapest(compared: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
-    """Return the cheapest of the variants that fit the device and the limits. None: no variant does. A limit None: no limit.
+    """Return the cheapest of the variants that fit the device and the limits; None if none does. A limit of None is no limit.
 
     If prices are unknown, return the variant with the fewest device-hours. If times are unknown too, return the variant with
     the fewest devices, and among equals the variant with the least memory.

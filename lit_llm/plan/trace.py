@@ -59,7 +59,7 @@ def recorded(step: Step, recorder: Recorder) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Body:
-    """The trace of the model's forward and backward pass without the output matrix and the loss.
+    """Record of the trace of the model's forward and backward pass without the output matrix and the loss.
 
     Attributes:
         segments: lists of events. First the forward pass: embedding, each block, last norm. Then the backward pass, in the
@@ -155,7 +155,7 @@ def trace_head(
     """Trace the loss of `rows` tokens. Return a list of events for the forward pass and one for the backward pass.
 
     Args:
-        step: as in `trace_body`.
+        step: a step with only the settings that a trace depends on (`Step.traced`).
         chunk_size: rows of a chunk of the loss. None: `cross_entropy`, which computes all logits at once.
         hidden_dtype, trainable: `hidden_dtype` and `head_is_trainable` of the `Body`.
         split: whether the backward pass has two lists: the gradient of the hidden states, and the release of all tensors that
@@ -243,7 +243,7 @@ def _mark(recorder: Recorder, stream: Tensor) -> None:
 
 
 class _Head(Function):
-    """Stands for the loss in the trace of the body: saves nothing, and returns gradients whose allocation `trace_head` counts.
+    """Autograd function in place of the loss in the body's trace. Saves nothing; returns gradients that `trace_head` counts.
 
     If there are several losses, the last loss runs backward first, and returns a gradient of the output matrix. Autograd adds
     the gradients of the other losses to it in place, so `backward` of the other losses only releases their gradients.
@@ -266,7 +266,7 @@ class _Head(Function):
 
 
 class _Received(Function):
-    """Stands for the body in the trace of the head: the release of `hidden` is counted, the release of gradients is not."""
+    """Autograd function in place of the body in the head's trace: counts the release of `hidden`, not that of gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> tuple[Tensor, Tensor]:

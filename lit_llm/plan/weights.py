@@ -50,7 +50,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class OwnModel:
-    """The settings of a user's own model class. In a plan, an `OwnModel` takes the place of a `GPTConfig`."""
+    """Record of the settings of a user's own model class. In a plan, an `OwnModel` takes the place of a `GPTConfig`."""
 
     architecture: Architecture
     block_size: int = GPTConfig.block_size
@@ -74,7 +74,7 @@ def planned_model(model: GPTConfig, architecture: Architecture | None) -> Planne
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter of the planned model. Hashed by identity, so that sums over tuples of weights can be cached.
+    """Record of a parameter of the planned model. Hashed by identity, so that sums over tuples of weights can be cached.
 
     Attributes:
         part: one of PARTS, or for a user's model, the first two components of the parameter's name.

@@ -25,8 +25,8 @@ _STRIPS = 60
 
 
 class Line(NamedTuple):
-    """A curve of a chart. `color`: number of one of the page's colours. `kind`: "" (a line), "dashed", "thin", "dots" (points
-    joined by a line), "points" (points without a line) or "hollow" (rings without a line).
+    """Record of a curve of a chart. `color`: number of one of the page's colours. `kind`: "" (a line), "dashed", "thin",
+    "dots" (points joined by a line), "points" (points without a line) or "hollow" (rings without a line).
     """
 
     name: str
@@ -60,7 +60,7 @@ def chart(
         x_name: the name of the x axis.
         text_of_x: function that formats an x value for the axis.
         unit: the unit of the y values.
-        high: y values above `high` are cut off. None: no value is cut off.
+        high: the y value, up to rounding of the axis, above which lines are cut off. None: no line is cut off.
         columns: x values that have a label on the axis. If empty: round numbers, or powers of 10 with round exponents.
         from_zero: whether the y axis begins at 0, so that small changes look small.
         logarithmic: whether the y axis is logarithmic; y values that are not above 0 are left out.
@@ -153,7 +153,7 @@ def _strips(
 
 
 def thinned(points: Points) -> Points:
-    """Return up to `_MOST` points unchanged; of more points, the lowest and the highest of each of `_MOST` / 2 stretches."""
+    """Return `points` if these are at most `_MOST`; else the lowest and the highest point of each of `_MOST` / 2 stretches."""
     if len(points) <= _MOST:
         return points
     size = -(-len(points) // (_MOST // 2))
@@ -166,23 +166,23 @@ def thinned(points: Points) -> Points:
 
 
 def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
-    """Return `text(value)` for each value. If two of these texts are equal, return all values with up to ten digits instead."""
+    """Return `text(value)` for each value; if two of these texts are equal, each value with up to ten digits instead."""
     said = [text(value) for value in values]
     return said if len(set(said)) == len(said) else [f"{value:,.10g}" for value in values]
 
 
 def number(value: float) -> str:
-    """Format a value with four significant digits, from 10,000 to 1e9 as a whole number: "3.142", "0.0002", "123,456"."""
+    """Return the text of a value: four significant digits, or a whole number from 10,000 to 1e9: "3.142", "123,456"."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _place_text(x: float) -> str:
-    """Format an x value for a tooltip: a whole number, such as a step, with all digits; any other value by `number`."""
+    """Return the text of an x value for a tooltip: a whole number, such as a step, with all digits; others by `number`."""
     return f"{x:,.0f}" if x == int(x) else number(x)
 
 
 def _short(value: float) -> str:
-    """Format a value for the y axis: from a million on like "1.5 M", smaller values by `number`."""
+    """Return the text of a value for the y axis: from a million on like "1.5 M", smaller values by `number`."""
     return count(value) if value >= 1e6 else number(value)
 
 

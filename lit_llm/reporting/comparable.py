@@ -26,7 +26,7 @@ _GZIP = "val/gzip_bits_per_byte"
 
 
 def grouped(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
-    """Group `items`: each item joins the first group whose first item is `alike` to it; without such a group, it begins one."""
+    """Return groups of `items`: each item joins the first group whose first item is `alike` to it, or else begins a group."""
     parts: list[list[T]] = []
     for item in items:
         part = next((part for part in parts if alike(part[0], item)), None)

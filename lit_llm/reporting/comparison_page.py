@@ -29,7 +29,7 @@ _LENGTHS = ("trainer.max_steps", "trainer.max_epochs")
 
 
 class Ranking(NamedTuple):
-    """Runs whose losses can be compared, in groups that differ by their seeds alone (`ranking.Setting`).
+    """Record of runs whose losses can be compared, in groups of runs that differ by their seeds alone (`ranking.Setting`).
 
     Args:
         condition: the facts by which these runs differ from the runs of other rankings; "" if there is one ranking.
@@ -43,7 +43,7 @@ class Ranking(NamedTuple):
 
     @property
     def runs(self) -> list[RunCurves]:
-        """The runs of all `places`, in the same order. Of runs with equal curves, only one is listed."""
+        """The runs of all `places`, in the same order. Of runs of one place with equal curves, only one is listed."""
         return [run for place in self.places for run in place.runs]
 
 
@@ -54,7 +54,7 @@ def rankings(runs: Sequence[RunCurves]) -> list[Ranking]:
 
 
 def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence[str] = ()) -> str:
-    """Return the whole HTML page.
+    """Return the whole HTML page of a comparison of runs.
 
     Args:
         command: the command that made the page.
@@ -80,7 +80,7 @@ def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence
 
 
 def _part(ranking: Ranking, findings: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
-    """Yield the HTML of one ranking: its table, the effects of settings, the curves and samples. `findings`: by run's name."""
+    """Yield the HTML of one ranking: table, effects of settings, curves, samples. `findings`: {name of a run: findings}."""
     tag, places = ranking.tag, ranking.places
     settings = {run.name: settings_of(run) for run in ranking.runs}
     varying = varying_settings(list(settings.values()))
@@ -124,7 +124,7 @@ def notes(comparison: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[s
 
 
 def _cautions(places: Sequence[Setting]) -> Iterator[str]:
-    """Yield sentences: whether the first of `places` leads by more than seeds explain, which runs have equal curves, and which
+    """Yield sentences: whether the best complete run leads by more than seeds explain, which runs have equal curves, and which
     settings of the best run have the lowest or the highest of the compared values.
     """
     finite = [place for place in places if place.value is not None and not stopped(place.runs[0])]
@@ -162,13 +162,13 @@ def _cautions(places: Sequence[Setting]) -> Iterator[str]:
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the t that |t| exceeds with a probability of 5 % (Student, `freedom` degrees of freedom), within 0.3 %."""
+    """Return x such that |t| > x has a probability of 5 %, within 0.3 %, for Student's t of `freedom` degrees of freedom."""
     table = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
     return table[freedom - 1] if freedom <= len(table) else 1.96 + 2.6 / freedom
 
 
 def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
-    """Yield sentences: why the run stopped early or has no curve `tag`, and which of its files could not be read."""
+    """Yield sentences: that the run stopped early, and why, or has no curve `tag`; which of its files could not be read."""
     if said := stopped(run):
         yield f"{run.name} {said}."
     elif tag is not None and run.last(tag) is None:
@@ -212,7 +212,7 @@ def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], by_run: Map
 def _effects(
     places: Sequence[Setting], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield the HTML of a chart of final losses over each numeric setting with several values. `settings`: by run's name."""
+    """Yield a chart, as HTML, of final losses over each numeric setting with several values. `settings`: {name of a run: …}."""
     finite = [place for place in places if place.value is not None]
     complete = [place for place in finite if not stopped(place.runs[0])]
     compared = complete if len(complete) > 1 else finite
@@ -257,8 +257,8 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, Setting]]) -> str:
 
 
 def _apart(values: Sequence[float], place: Callable[[float], float]) -> list[float]:
-    """Return the ascending values whose axis labels do not overlap on a phone, with the first and the last value. `place`:
-    function from a value to its position."""
+    """Return the ascending `values` without those whose axis labels would overlap on a phone. The first and the last value
+    stay. `place`: function from a value to its position."""
     last = place(values[-1])
     least, kept = 0.18 * (last - place(values[0])), [values[0]]
     for value in values[1:-1]:

@@ -15,7 +15,7 @@ DURATION = {"forward": 1, "backward": 2, "gradients of inputs": 1, "gradients of
 
 
 class Box(NamedTuple):
-    """A task, the rank that runs it, and its start and end in units of time."""
+    """Record of a task of the timetable: the rank that runs it, and its start and end in units of time."""
 
     rank: int
     task: Task

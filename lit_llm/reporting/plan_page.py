@@ -119,13 +119,13 @@ def memory_figure(plan: Plan) -> str:
 
 
 def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
-    """Return a horizontal line at `size` bytes in a chart `top` bytes high, and its label `said` at `x` % of the width."""
+    """Return a line at the height of `size` bytes in a chart that ends at `top` bytes, and its label `said` at x = `x` %."""
     y = 100 * (1 - size / top)
     return [html.line(0, y, 100, y, kind), html.text(x, y, said, anchor=html.anchor(x), kind="strong", dy=-5)]
 
 
 def _widths(operations: list[Operation]) -> list[float]:
-    """Return the share of the chart's width for each operation: by its FLOPs, and a fixed share for the last, the update."""
+    """Return each operation's share of the chart's width: by its FLOPs, but fixed for the last operation, the update."""
     flops = sum(o.flops for o in operations) or 1
     widths = [o.flops / flops + _LEAST_WIDTH for o in operations]
     widths[-1] = _OPTIMIZER_WIDTH * sum(widths)
@@ -133,7 +133,7 @@ def _widths(operations: list[Operation]) -> list[float]:
 
 
 def _phases(operations: list[Operation], widths: list[float], memory: Memory) -> list[str]:
-    """Return texts below the chart: names of phases, where there is room, and of the micro-batches below the phases."""
+    """Return the texts below a chart: names of phases, where there is room, and below these, names of micro-batches."""
     shapes, x, begin = [], 0.0, 0.0
     for i, operation in enumerate(operations):
         x += widths[i]
@@ -164,7 +164,7 @@ MOST_BOXES = 6000
 
 
 def parts_of_step(plan: Plan) -> dict[str, float]:
-    """Return {cause: seconds} of a step, in order of time. The seconds add up to the step.
+    """Return {cause: seconds} of a step, in the order of execution. The seconds add up to the step.
 
     The computing time (`Times.compute`) includes the optimizer, whose memory traffic is assumed to have full bandwidth. Of the
     computing time without optimizer and recomputation, the forward passes take a third, the backward passes two thirds.

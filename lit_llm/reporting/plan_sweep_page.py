@@ -32,8 +32,8 @@ def sweep_page(variants: Sequence[Variant], best: Variant | None, command: str) 
 
 
 class Point(NamedTuple):
-    """A point of the scatter plot: `hours` of a variant's run, and `cost` in USD at the lower price (in device-hours if any
-    variant's price is unknown)."""
+    """Record of a point of the scatter plot: `hours` of a variant's run, and its `cost`: the lower end of the range of costs in
+    USD or, if the price of any variant is unknown, the device-hours. `fits`: whether it fits into memory, also if unknown."""
 
     variant: Variant
     hours: float
@@ -55,8 +55,8 @@ def points_of(variants: Sequence[Variant]) -> list[Point]:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that fit into memory, except points for which another fitting point is better in time or cost and not
-    worse in the other."""
+    """Return the points that fit into memory, except each point for which another fitting point takes less time or costs less
+    and is not worse in the other respect."""
     front: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.hours, p.cost)):
         if not front or point.cost < front[-1].cost or (point.hours, point.cost) == front[-1][1:3]:

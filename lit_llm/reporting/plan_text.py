@@ -33,7 +33,7 @@ _REPEATED = f": beyond about {_MANY_EPOCHS}, repeated data help less (Muennighof
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and rows of a plan's text. `header`: names of the columns of the rows; (): the rows are (label, text)."""
+    """Record of a heading and rows of a plan's text. `header`: names of the rows' columns; (): rows are (label, text)."""
 
     title: str
     rows: Sequence[tuple[str, ...]]
@@ -276,7 +276,7 @@ def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:
 
 
 def sparkline(rate: Callable[[int], float], total_steps: int, width: int = 40) -> str:
-    """Return `rate(step)` as a line of bar characters, for at most `width` evenly spaced steps. The tallest bar is the peak."""
+    """Return the rates of up to `width` evenly spaced steps as a line of bar characters. The tallest bar is the peak."""
     width = min(width, total_steps)
     values = [rate(1 + round(i * (total_steps - 1) / max(1, width - 1))) for i in range(width)]
     top = max(values) or 1.0
@@ -301,7 +301,7 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saving(step: NextStep) -> str:
-    """Format a flag with the memory that it saves and its price: "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB
+    """Return a flag, the memory that it saves, and its price: "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB
     of each machine's memory and 4.5 s a step)".
     """
     price = f", for {_gb(step.host_bytes)} of each machine's memory" if step.host_bytes else ""
@@ -310,7 +310,7 @@ def _saving(step: NextStep) -> str:
 
 
 def _gb(number: float) -> str:
-    """Format a number of bytes in GB, or in MB below 0.1 GB."""
+    """Return the text of a number of bytes, in GB, or in MB below 0.1 GB."""
     return size(number).partition(" (")[0]
 
 

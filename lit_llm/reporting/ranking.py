@@ -20,13 +20,13 @@ BITS, VALIDATION, TRAINING = "val/bits_per_byte", "val/loss", "train/loss"
 
 
 class Setting(NamedTuple):
-    """A group of runs that differ by their seeds alone: one place of a ranking.
+    """Record of a group of runs that differ by their seeds alone: one place of a ranking.
 
     Args:
         runs: the runs of the group; of runs with equal curves, only one.
         value: the mean over `runs` of the last value of the ranking's curve (a loss). None: no run has a finite value, and the
             group is unranked.
-        spread: the sample standard deviation of the last values. None: fewer than two runs have a value.
+        spread: the sample standard deviation of these last values. None: fewer than two runs have a value.
         names: the names of all runs of the group, also of runs that are left out of `runs`.
     """
 
@@ -125,7 +125,7 @@ def last_step(run: RunCurves) -> int | None:
 
 
 def csv_rows(runs: Sequence[RunCurves]) -> list[list[Any]]:
-    """A head, then a row for each run: size, training FLOPs, last losses, settings that differ. None: not recorded."""
+    """Return a row of names, then a row for each run: size, training FLOPs, last losses, differing settings; None: unknown."""
     settings, losses = [settings_of(run) for run in runs], (TRAINING, VALIDATION, BITS)
     varying = varying_settings(settings)
     rows: list[list[Any]] = [["run", "parameters", "tokens", "flops", "steps", "complete", *losses, *varying]]

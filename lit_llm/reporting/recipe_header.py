@@ -55,7 +55,7 @@ def header(plan: Plan, command: str) -> str:
 
 @dataclass(frozen=True)
 class Smallest:
-    """Hardware for a recipe: kind and number of devices, flags of `fit` that make the recipe fit, and peak bytes per device."""
+    """Record of hardware for a recipe: kind and number of devices, flags of `fit` with which it fits, peak bytes per device."""
 
     hardware: Hardware
     devices: int

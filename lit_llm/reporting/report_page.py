@@ -34,7 +34,7 @@ PLANNED = (
 
 
 class Quantity(NamedTuple):
-    """A chart of logged curves. `tags`: {name of a logged curve: name of the line}. `robust`: whether outliers are cut off."""
+    """Description of a chart of logged curves. `tags`: {name of a curve: name of its line}. `robust`: cut off outliers."""
 
     title: str
     tags: dict[str, str]
@@ -249,7 +249,7 @@ def _mean(curves: Sequence[Points]) -> Points:
 
 
 def _wide(lines: Sequence[Line]) -> bool:
-    """Whether the maxima of the lines differ by more than a factor of ten, so that a linear axis would flatten some lines."""
+    """Whether the maxima of the lines differ by more than a factor of ten: a linear axis would flatten the lower ones."""
     peaks = [max((y for _, y in line.points if math.isfinite(y)), default=0.0) for line in lines]
     above = [peak for peak in peaks if peak > 0]
     return len(above) > 1 and max(above) > 10 * min(above)

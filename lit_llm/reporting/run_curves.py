@@ -20,7 +20,7 @@ Launch = dict[str, Any]
 
 
 class RunCurves:
-    """A run with the logged curves and launches that a page shows. A tag is the name of a logged curve, such as train/loss.
+    """Reader of the curves and launches of a run for a page. A tag is the name of a logged curve, such as train/loss.
 
     Args:
         name: the run's name on the page.
@@ -63,13 +63,13 @@ class RunCurves:
 
     @property
     def end(self) -> Launch | None:
-        """The record of the last launch. None: the launch has not ended, or later steps are of an unrecorded launch."""
+        """The record of the last launch. None: no launch is recorded, the last goes on, or a later one is not recorded."""
         last = self.launches[-1] if self.launches else None
         return last if last is not None and last["ended"] and last["last_step"] >= self.step else None
 
     @property
     def environment(self) -> str:
-        """Text with package versions, hardware and machine of the last launch; "" if no launch is recorded."""
+        """Text that names package versions, hardware and machine of the last launch; "" if no launch is recorded."""
         for last in self.launches[-1:]:
             machine = ", ".join(f"{name} {value}" for name, value in last["machine"].items())
             return f"{versions_text(last['versions'])}; {last['hardware']['name']}; {machine}"

@@ -40,7 +40,7 @@ def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """Format a setting's value for a page: a class without its module, a float with four digits, or with all of its digits."""
+    """Return the text of a setting's value for a page: a class without its module; a float by `number` if that is exact."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     if _is_class(value):
@@ -54,7 +54,7 @@ def text(value: Any) -> str:
 
 
 def texts(values: Sequence[Any]) -> list[str]:
-    """Format the values that one setting has in several runs. Different classes with the same name get their modules."""
+    """Return texts for the values of one setting in several runs: the short ones of `text`, unless these hide a difference."""
     short, whole = [text(value) for value in values], [exact(value) for value in values]
     return short if len(set(short)) == len(set(whole)) else whole
 

@@ -35,7 +35,7 @@ def planned_cost(launches: Sequence[Launch]) -> str:
 
 
 def cost(launches: Sequence[Launch]) -> str:
-    """Return the cost of the launches' training time, like `planned_cost`; "" if no launch recorded a price."""
+    """Return the cost of the launches' training time, like "$1.2 for 37 min on h100-sxm"; "" if no launch recorded a price."""
     usd, spent, priced = _price(launches, "trained_seconds")
     some = f"; {priced} of {len(launches)} launches recorded a price" if priced < len(launches) else ""
     return f"{usd} {spent}{some}" if usd else ""

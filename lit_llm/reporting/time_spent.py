@@ -29,7 +29,7 @@ TimeSpent = tuple[dict[str, float], str]
 
 
 def time_spent(run: RunCurves) -> TimeSpent | None:
-    """Return the time between logged rows, by part. None if neither `TimeBreakdown` nor `Throughput` has logged.
+    """Return ({part: seconds between logged rows}, the callback that logged these: `TimeBreakdown`, `Throughput`) or None.
 
     `Throughput` measures only training steps, so all other time between two rows counts as validation, saving and samples.
     """

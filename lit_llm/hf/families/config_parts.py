@@ -20,7 +20,7 @@ _DOMAINS = {**MODEL_DOMAINS, **MOE_DOMAINS}
 
 @dataclass(frozen=True)
 class Setting:
-    """A number or bool with one key in config.json: a setting of GPTConfig, MoEConfig or LatentConfig."""
+    """`Part` of a family for one number or bool: our setting `ours` has the value of the key `theirs` in config.json."""
 
     ours: str
     theirs: str
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Inverse:
-    """A number whose inverse is in config.json: value of the key `theirs` = 1 / our setting."""
+    """`Part` of a family for one number: the value of the key `theirs` in config.json is 1 / our setting `ours`."""
 
     ours: str
     theirs: str
@@ -63,7 +63,7 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Heads:
-    """The numbers of query and key heads, the width of a head and the model's width. Fields are names of keys."""
+    """`Part` of a family for the numbers of query and key heads and the widths of a head and of the model. Fields name keys."""
 
     query: str = "num_attention_heads"
     key_value: str | None = "num_key_value_heads"
@@ -118,7 +118,7 @@ _DEFAULTS = {"gelu": "tanh", "geglu": "none"}
 
 @dataclass(frozen=True)
 class Activation:
-    """The MLP's activation. `known`: activation in config.json → our (`mlp`, `gelu_approximate`); `default`: its default."""
+    """`Part` for the MLP's activation. `known`: {value of the key `theirs`: our (`mlp`, `gelu_approximate`)}."""
 
     theirs: str
     known: Mapping[str, tuple[str, str | None]]
@@ -139,7 +139,7 @@ Bias: TypeAlias = Literal["qkv", "attention_output", "mlp", "norm"]
 
 @dataclass(frozen=True)
 class Biases:
-    """One key, a bool, for the biases of several parts of a block (`ours`). Export writes zeros for a bias that we lack."""
+    """`Part` for a bool in config.json: whether the parts `ours` of a block have biases. `write`: true if one has."""
 
     theirs: str
     ours: tuple[Bias, ...]
@@ -156,10 +156,10 @@ ATTENTION_BIASES: tuple[Bias, ...] = ("qkv", "attention_output")
 
 
 def attention_scale(config: GPTConfig) -> float:
-    """The factor by which a model multiplies attention scores. `attention_scale` None means 1 / √head_dim."""
+    """Return the factor by which a model multiplies attention scores. `attention_scale` None means 1 / √head_dim."""
     return config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
 def embedding_scale(config: GPTConfig) -> float:
-    """The factor by which a model multiplies embeddings. `embedding_scale` None means 1."""
+    """Return the factor by which a model multiplies embeddings. `embedding_scale` None means 1."""
     return 1.0 if config.embedding_scale is None else config.embedding_scale

@@ -25,7 +25,7 @@ _LATENT = (
 
 
 class _Heads:
-    """A part of a family: the number and widths of heads, the model's width, and the ranks of latent attention."""
+    """`Part` of DeepSeek: reads and writes the number and widths of heads, the model's width and latent attention's ranks."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_head = fields.size("num_attention_heads")
@@ -45,7 +45,7 @@ class _Heads:
 
 @dataclass(frozen=True)
 class _ScaledRope(Rope):
-    """Rotary settings of DeepSeek. With scaling, attention scores are multiplied by (0.1 mscale_all_dim ln(factor) + 1)²."""
+    """`Rope` of DeepSeek, also for `attention_scale`: scaling multiplies scores by (0.1 mscale_all_dim ln(factor) + 1)²."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")

@@ -15,18 +15,18 @@ from lit_llm.models.gpt import GPTConfig
 
 
 class Part(Protocol):
-    """Part of a family: translates some keys of config.json into settings of GPTConfig, and these settings back into keys."""
+    """Interface of the parts of a `Family`. A part translates some keys of config.json to settings of GPTConfig and back."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Return setting of GPTConfig → value. The entry `layers` is a dict: setting that varies with depth → list by layer."""
+        """Return {setting of GPTConfig: value}. Its entry `layers` is {setting: list of its value in each layer}."""
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        """Return key → value of config.json. Settings that no key can express are left out; export then refuses the model."""
+        """Return {key of config.json: value}. Settings that no key can express are left out; export then refuses the model."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models in transformers, by its `model_type` in config.json. CONTRIBUTING.md says how to add a family."""
+    """Description of a model family of transformers. It reads and writes config.json. CONTRIBUTING.md says how to add one."""
 
     model_type: str
     architecture: str
@@ -55,7 +55,7 @@ class Family:
     """Further keys of config.json, beside `fields.HARMLESS`, that do not change what transformers computes."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Name → value of the settings of GPTConfig in a config.json. Problems are added to `fields.problems`."""
+        """Return {setting of GPTConfig: value} from a config.json. Add problems to `fields.problems`."""
         settings: dict[str, Any] = dict(self.fixed)
         by_layer: dict[str, list[Any]] = {}
         for part in self.parts:
@@ -95,7 +95,7 @@ class Family:
         return content | dict.fromkeys(self.dropouts, config.dropout if self.all_dropouts else 0.0)
 
     def unknown_keys(self, fields: Fields) -> list[str]:
-        """Keys of config.json that `read` has not read, that are not known to be harmless, and whose value is not empty."""
+        """Return the keys of config.json that are not empty, were not read by `read`, and are not known to be harmless."""
         known = HARMLESS | fields.read | {*self.dropouts, *self.harmless}
         return [key for key, value in fields.content.items() if key not in known and not is_empty(value)]
 
@@ -105,14 +105,14 @@ BIASES: tuple[Literal["qkv", "attention_output", "mlp", "norm"], ...] = ("qkv", 
 
 
 def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `settings` with `bias` set to `mlp_bias`, and with `qkv_bias` and others only where they differ from `bias`."""
+    """Return settings with the value of `mlp_bias` as `bias`, and biases of other parts where these differ from `bias`."""
     bias = settings.pop("mlp_bias", settings.get("bias", False))
     same = {f"{part}_bias" for part in BIASES if settings.get(f"{part}_bias") in (None, bias)}
     return {name: value for name, value in settings.items() if name not in same} | {"bias": bias}
 
 
 def _without_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `settings` with None for a scale of attention or embeddings that equals the default, which None means."""
+    """Return a copy of `settings` in which a scale of attention or of embeddings that equals its default is None."""
     width = settings.get("head_dim") or settings["n_embd"] // settings["n_head"] or 1
     if latent := settings.get("latent"):
         width = latent["nope_head_dim"] + latent["rope_head_dim"]

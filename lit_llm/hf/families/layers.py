@@ -18,7 +18,7 @@ def layer_settings(config: GPTConfig) -> list[LayerSettings]:
 
 
 def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dict[str, Any]:
-    """Settings of GPTConfig from `by_layer`: setting → list of its value in each layer.
+    """Return {setting of GPTConfig: value} from `by_layer`, {setting: list of its value in each layer}.
 
     A value that all layers share becomes the setting's value. Otherwise the entry `layers` of the result has, for the setting,
     the shortest list that gives all values when repeated. A window of `block_size` or more becomes None: no sequence is longer.
@@ -39,7 +39,7 @@ def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dic
 
 @dataclass(frozen=True)
 class Window:
-    """Part of a family: one sliding window for all layers. Null means no window; a missing key means `default`."""
+    """`Part` of a family for the key `sliding_window`, the window of all layers: null: no window; missing: `default`."""
 
     default: int | None = None
 
@@ -53,12 +53,12 @@ class Window:
 
 
 def every(count: int) -> Callable[[int], list[str]]:
-    """A function (number of layers → kind of each): every `count`-th layer has full attention, the others a sliding window."""
+    """Return a function from n to the kinds of n layers: each `count`-th layer has full attention, others sliding windows."""
     return lambda n_layer: [FULL if (i + 1) % count == 0 else SLIDING for i in range(n_layer)]
 
 
 def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str]:
-    """The kind of each layer, `SLIDING` (with a window) or `FULL`, from the key `layer_types`, else from `default(layers)`."""
+    """Return each layer's kind, `SLIDING` or `FULL`: the key `layer_types`, or without it `default(number of layers)`."""
     n_layer = fields.size("num_hidden_layers")
     kinds = fields.raw("layer_types")
     if kinds is None:
@@ -73,7 +73,7 @@ def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str
 
 @dataclass(frozen=True)
 class WindowByKind:
-    """Part of a family: a window in layers of kind `sliding_attention`. For missing keys: `default_kinds`, window `default`."""
+    """`Part` for a window in layers of kind `SLIDING`. For missing keys: `default_kinds(number of layers)`, `default`."""
 
     default_kinds: Callable[[int], list[str]]
     default: int = 4096
@@ -92,7 +92,7 @@ class WindowByKind:
 
 
 def kinds_of(config: GPTConfig) -> list[str]:
-    """The kind of each layer: `SLIDING` if the layer has a window, else `FULL`. If no layer has a window, but layers differ in
+    """Return each layer's kind: `SLIDING` if the layer has a window, else `FULL`. If no layer has one, but layers differ in
     rotary settings, layers with the rotary settings of the first layer are `SLIDING`.
     """
     layers = layer_settings(config)
@@ -105,7 +105,7 @@ def kinds_of(config: GPTConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class OptionalWindow:
-    """Part of a family: a window if `use_sliding_window`, in layers by `layer_types` or from layer `max_window_layers` on."""
+    """`Part` for a window, if `use_sliding_window`, in the layers by `layer_types`, else from layer `max_window_layers` on."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         first = fields.number("max_window_layers", 28)

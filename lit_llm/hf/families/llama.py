@@ -37,7 +37,7 @@ SIZES: tuple[Part, ...] = (
 
 
 def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, Any] = GATED) -> tuple[Part, ...]:
-    """Parts for LLaMA's sizes, heads, norm and gated MLP. `norm_eps`: default of rms_norm_eps. `heads` None: `Heads()`."""
+    """Return parts for LLaMA's sizes, heads, norm, gated MLP. `norm_eps`: rms_norm_eps's default. `heads` None: `Heads()`."""
     norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
     return *SIZES, heads or Heads(), norm, Activation("hidden_act", activations, "silu")
 
@@ -159,7 +159,7 @@ STARCODER2 = Family(
 
 # SmolLM3: some layers have no rotary embedding.
 class _NoRope:
-    """Part of SMOLLM3: which layers have a rotary embedding, and which layers have a sliding window."""
+    """`Part` of SMOLLM3: reads and writes which layers have a rotary embedding, and which have a sliding window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_layer, interval = fields.size("num_hidden_layers"), fields.optional_size("no_rope_layer_interval", 4)

@@ -24,7 +24,7 @@ from lit_llm.models.mlp import CLAMP, SIGMOID_GAIN
 
 @dataclass(frozen=True)
 class Mixture:
-    """Part of a family: the settings of experts, `model.moe`: number of experts, experts per token, and others with keys."""
+    """`Part` of a family for the settings of experts, `model.moe`: their number, experts per token, and those in `keys`."""
 
     experts: tuple[str, ...]
     """Keys for the number of experts, of which a config.json has one. Export writes the first, as published files have."""
@@ -69,7 +69,7 @@ class Mixture:
 
 
 def _blocks(fields: Fields) -> list[bool]:
-    """For each block, whether it has experts: every `decoder_sparse_step`-th block has, unless `mlp_only_layers` lists it."""
+    """Return for each block whether it has experts: each `decoder_sparse_step`-th has, unless `mlp_only_layers` lists it."""
     n_layer, step = fields.size("num_hidden_layers"), fields.optional_size("decoder_sparse_step", 1)
     listed: Any = fields.raw("mlp_only_layers") or []
     if not isinstance(listed, list) or any(type(i) is not int for i in listed):
@@ -89,7 +89,7 @@ CHOICE_BIAS = partial(decoder, experts=ExpertNames(choice_bias="e_score_correcti
 
 
 def sigmoid_mixture(*, first_dense: int, scale: float, groups: int, top_groups: int) -> Mixture:
-    """The part for the experts of DeepSeek-V3 and GLM. Arguments: the values that transformers takes for missing keys."""
+    """Return the `Part` for experts of DeepSeek-V3 and GLM. Arguments: the values that transformers takes for missing keys."""
     return Mixture(
         ("n_routed_experts", "num_local_experts"),
         fixed={"router": "sigmoid"},

@@ -21,7 +21,7 @@ _MSCALE = ("mscale", "mscale_all_dim")
 
 @dataclass(frozen=True)
 class Rope:
-    """Part of a family: rotary settings that all layers share. `theta`: the key for the base; `default_theta`: its default."""
+    """`Part` for rotary settings that all layers share. `theta`: the key for the base; `default_theta`: the base without it."""
 
     default_theta: float = 10000.0
     theta: str = "rope_theta"
@@ -71,7 +71,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByKind:
-    """Part of a family: two sets of rotary settings, for layers with full attention and for layers with a sliding window."""
+    """`Part` for two sets of rotary settings: of layers with full attention, and of layers with a sliding window."""
 
     default_kinds: Callable[[int], list[str]]
     default_theta: float
@@ -117,10 +117,10 @@ class RopeByKind:
 def _read_one(
     fields: Fields, rope: dict[str, Any], theta: float, known: Collection[str] = tuple(ROPE_SCALING)
 ) -> tuple[float, dict[str, Any] | None]:
-    """(rotary base, value of `GPTConfig.rope_scaling`) from one object of rotary settings in config.json, `rope`.
+    """Return (rotary base, value of `GPTConfig.rope_scaling`) from `rope`, an object of rotary settings in config.json.
 
     Args:
-        theta: The base to take if `rope` has no rope_theta.
+        theta: The base if `rope` has no rope_theta.
         known: The supported rope_types, in addition to "default".
     """
     own = rope.pop("rope_theta", None)
@@ -156,7 +156,7 @@ def _read_one(
 
 
 def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
-    """Add to `rope` the original context length and, but for llama3, the factor, if missing, from `max_position_embeddings`."""
+    """In `rope`, set a missing original context length and, except for llama3, factor from `max_position_embeddings`."""
     longest = fields.optional_size("max_position_embeddings", 1)
     if kind not in ("llama3", "yarn", "longrope"):
         return
@@ -168,7 +168,7 @@ def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
 
 
 def _resolve_mscale(rope: dict[str, Any]) -> None:
-    """In the YaRN settings `rope`, replace mscale and mscale_all_dim by the attention_factor that follows from both."""
+    """In the YaRN settings `rope`, remove mscale and mscale_all_dim; set the attention_factor that follows, if missing."""
     scales = [rope.get(name) for name in _MSCALE]
     if any(scale is not None and not is_number(scale) for scale in scales) or not is_number(rope.get("factor")):
         return
@@ -181,7 +181,7 @@ def _resolve_mscale(rope: dict[str, Any]) -> None:
 
 
 def _scaling(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
-    """The rotary scaling of a layer as `rope_scaling` of transformers' config.json; None without scaling."""
+    """Return the rotary scaling of a layer as `rope_scaling` of transformers' config.json; None without scaling."""
     if layer.rope_scaling is None:
         return None
     scaling: dict[str, Any] = {"rope_type": "llama3", **layer.rope_scaling}

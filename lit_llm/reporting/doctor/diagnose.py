@@ -44,7 +44,7 @@ RULES = tuple(each for file in _FILES for each in vars(file).values() if isinsta
 
 def diagnose(run: Observed) -> list[Finding]:
     """Return the findings about a run. Findings that follow from other findings are last; otherwise the order is by severity,
-    then by `Rule.sure`."""
+    the worst first, then by how sure the cause is, the surest first."""
     return examine(run)[0]
 
 

@@ -15,7 +15,7 @@ have the symptom. It raises Unjudged if the run lacks the curves that the rule r
 
 
 class Severity(IntEnum):
-    """How bad a finding is. Findings are listed by severity, the lowest number first."""
+    """Enumeration of how bad a finding is. Findings are listed by severity, the lowest number first."""
 
     ERROR = 0
     """The run learns nothing, or something else than intended."""
@@ -27,7 +27,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """A symptom of a run, the symptom's likely cause, and the remedy.
+    """Record of a symptom of a run, its likely cause, and the remedy.
 
     Attributes:
         cause: the likely cause, as a sentence.
@@ -60,7 +60,7 @@ SURE = ("certain", "likely", "possible")
 
 
 class _Rules:
-    """Decorators that turn a function (`Seen`) into a `Rule`: `@error.likely(cause, change, look_at, explains=…)`.
+    """Maker of decorators that turn a function (`Seen`) into a `Rule`: `@error.likely(cause, change, look_at, explains=…)`.
 
     The rule's name is the function's name with "-" for "_". The thresholds of rules were measured (docs/evidence/doctor.md), or
     a comment gives their reason. A comment after the decorator's opening parenthesis gives the reason for `sure`.
@@ -92,7 +92,7 @@ error, warning, advice = map(_Rules, Severity)
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule whose symptom a run shows.
+    """Record of a rule whose symptom a run shows.
 
     Attributes:
         seen: the rule's description of the symptom in this run, with steps and figures.

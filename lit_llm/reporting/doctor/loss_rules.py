@@ -172,8 +172,8 @@ def loss_stuck(run: Observed) -> str | None:
     "train/loss against health/bigram_loss, health/update_ratio",
 )
 def under_fitting(run: Observed) -> str | None:
-    """The training loss is above the loss of predicting by counted pairs of tokens, and no longer falls, although the learning
-    rate is not yet small."""
+    """Return a sentence if the training loss is above the loss of predicting by counted pairs of tokens, and no longer falls,
+    although the learning rate is not yet small; else None."""
     rates, behind = dict(run.finite("lr")), run.behind_pairs
     least = 0.1 * max(rates.values(), default=0.0)
     rows = [(step, loss) for step, loss in run.finite("train/loss", least=40) if rates.get(step, 0.0) >= least]
@@ -237,7 +237,7 @@ def over_fitting(run: Observed) -> str | None:
     explains=("over-fitting", "validation-other-text", "validation-differs"),
 )
 def validation_unlike_training(run: Observed) -> str | None:
-    """The training loss falls, but the validation loss was never clearly below ln(vocabulary), the loss of guessing."""
+    """Return a sentence if the training loss falls, but the validation loss was never clearly below that of guessing."""
     curve, train, uniform = run.finite("val/loss", least=1), run.smoothed("train/loss", least=1), run.uniform_loss
     step, lowest = min(curve, key=lambda point: point[1])
     if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:
@@ -249,8 +249,8 @@ def validation_unlike_training(run: Observed) -> str | None:
 
 
 def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the rows (step, loss) far above their neighbours, both in nats and as a share of the loss; [] for one row, or for
-    fewer than 1 % of the rows.
+    """Return the rows (step, loss) far above their neighbours, both in nats and as a share of the loss; [] if these
+    are a single row or under 1 % of the rows, or if there are under 14 rows.
 
     By nats alone, early rows would stand out if the loss comes near zero later, where it hardly fluctuates.
     """

@@ -19,12 +19,12 @@ Row = TypeVar("Row")
 
 
 class Unjudged(Exception):
-    """A rule cannot judge a run. The argument is the name of the curve that is missing or has too few rows."""
+    """Raised if a rule cannot judge a run. The argument is the name of the curve that is missing or has too few rows."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """A run for the rules: logged curves, settings, and the steps at which the run was resumed. A tag is a curve's name.
+    """Record of a run for the rules: logged curves, settings, and the first steps of launches. A tag is a curve's name.
 
     Attributes:
         scalars: {tag: the curve's rows}.
@@ -171,7 +171,7 @@ class Observed:
 
     @cached_property
     def behind_pairs(self) -> float | None:
-        """Where the training loss lies between the loss of predicting by counted pairs of tokens (0) and by single tokens (1).
+        """Place of the training loss between the losses of predicting by counted pairs of tokens (0) and by single tokens (1).
 
         None: one of these losses is unknown, or too few pairs were counted to tell the two predictions apart.
         """

@@ -176,7 +176,7 @@ def learning_rate_too_high(run: Observed) -> str | None:
 
 
 def _growths(run: Observed) -> list[float]:
-    """Return for each layer its largest weight norm until twice the warmup (at most 200 steps), over its norm at step 1.
+    """Return for each layer its largest weight norm within twice the warmup's steps (at most 200) over its norm at step 1.
 
     Layers with a norm of zero at step 1 are left out."""
     last, layers = min(200, 2 * max(run.warmup_steps, 2)), run.by_layer("weight_norm").values()
@@ -246,7 +246,7 @@ def clipped_at_every_step(run: Observed) -> str | None:
     explains=("loss-spikes",),
 )
 def gradient_norm_rises(run: Observed) -> str | None:
-    """The gradient norm rises in the second half of the run. In the first half, it also rises in healthy runs."""
+    """Return a sentence if the gradient norm rises in the last three fifths of a run. Before, it rises in healthy runs too."""
     *_, middle, later, last = medians(run.values("grad/norm", least=20), 5)
     if last < 3 * middle or not middle < later < last:  # healthy runs: up to 2.1 times
         return None
