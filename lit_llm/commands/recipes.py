@@ -76,7 +76,7 @@ def _known(name: str) -> Path:
 
 
 def table() -> list[dict[str, str]]:
-    """Return for each shipped recipe, without overlays, a dict of its name, its title, and facts of its header (`FACTS`)."""
+    """Return a dict for each shipped recipe: its name, its title, and facts of its header (`FACTS`). Overlays are left out."""
     return [
         {
             "name": name,

@@ -98,6 +98,10 @@ def training_problems(objects: RunObjects) -> list[str]:
     # A DataModule with needs_max_steps itself refuses a run without max_steps.
     if endless and not getattr(objects.datamodule, "needs_max_steps", False):
         problems += ["the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs"]
+    checkpoint = objects.parts.get("checkpoint")
+    if checkpoint is not None and checkpoint.dirpath is not None:
+        where = f"checkpoint.dirpath is {checkpoint.dirpath}, but a run is resumed from its own folder"
+        problems.append(f"{where}: choose that by --run_dir (--checkpoint.dirpath null)")
     return problems
 
 

@@ -98,7 +98,7 @@ class Tree:
         return value.get("class_path") if isinstance(value, dict) else value
 
     def set(self, assignment: Assignment, value: Any = None) -> None:
-        """Set the key of an assignment to `value` (None: to the assignment's value), or add a sentence to `problems`."""
+        """Set the key of `assignment` in `values` to `value` (None: its own value). A key within a list is a problem."""
         key, value = assignment.key.removesuffix("+"), assignment.value if value is None else value
         parts = key.split(".")
         node = self._inside(parts, create=True)
@@ -124,7 +124,8 @@ class Tree:
         return removed
 
     def group(self, group: str) -> Any:
-        """Return a group's value for its parser: for a class, its name or path, and its arguments with own defaults."""
+        """Return the value of `group` for its parser; None: the group is off. For a class, the value is {"class_path": …,
+        "init_args": …}, with the default arguments that lit_llm sets for the group's default class."""
         value = self.values.get(group, {} if group in PLAIN and group not in OFF else None)
         if group == "trainer" and isinstance(value, dict):
             paths = {key: {"class_path": value[key]} for key in _MAY_BE_CLASSES if "." in str(value.get(key))}

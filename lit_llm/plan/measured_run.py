@@ -129,7 +129,7 @@ def _as_measured(source: Path, values: dict[str, Any], problem: str) -> Measured
 
 
 def settings_values(run: PlannedRun) -> dict[str, Any]:
-    """Return the fields of `run` as a dict for JSON. The size of the data and the learning rates are left at their defaults."""
+    """Return the fields of `run` as a dict for JSON. The size of the data and the learning rates get placeholders (unknown)."""
     return asdict(replace(run, data=DataFacts(), schedule=Schedule(run.schedule.kind)))
 
 
