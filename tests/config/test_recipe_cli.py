@@ -246,7 +246,7 @@ MISTAKES = {
     ),
     "a strategy that is none": (["--trainer.strategy", "fspd"], "", ["trainer.strategy is 'fspd'", "did you mean fsdp?"]),
     "a strategy's class that is none": (["--trainer.strategy", "lightning.Nope"], "", ["trainer.strategy is 'lightning.Nope'"]),
-    "checkpoints outside of the run's folder": (["--checkpoint.dirpath", "else"], "", ["checkpoint.dirpath is else", "--run_dir"]),
+    "checkpoints elsewhere": (["--checkpoint.dirpath", "else"], "", ["checkpoint.dirpath is else", "--run_dir"]),
     "an accelerator that is none": (["--trainer.accelerator", "cpuu"], "", ["'cpuu'", "did you mean cpu?"]),
     "a profiler that is none": (["--trainer.profiler", "x"], "", ["trainer.profiler is 'x'", "simple, advanced"]),
     "a class without what it needs": (["--samples", "TextSamples"], "", ["samples is TextSamples, which needs prompts"]),
