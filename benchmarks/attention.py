@@ -1,11 +1,12 @@
-"""Attention by what it hides: time as medians of paired ratios, memory as peaks of fresh processes, on a CPU.
+"""Time and memory of lit_llm's attention by kind of mask: medians of paired ratios, and peaks of fresh processes, on a CPU.
 
     OMP_NUM_THREADS=1 python benchmarks/attention.py                              # an hour on a busy machine
     OMP_NUM_THREADS=1 python benchmarks/attention.py --lengths 4096 --kinds window documents --pairs 5
 
 Each kind of attention is compared with plain causal attention, and with a dense T×T mask (or T×T scores, for soft caps and
-dropout). A pair is one run of each, in the order ABBA, so that other load on the machine affects both. Memory is the growth of
-the peak resident size of a process, without queries, keys and values; it includes their gradients.
+dropout). A pair is one run of lit_llm's attention and one of the other way. The order within a pair alternates, so that other
+load on the machine affects both. Memory is the growth of the peak resident size of a process. It excludes queries, keys and
+values, and includes their gradients.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.1},
 }
 WAYS = ("ours", "causal", "dense")
-LARGEST_SCORES = 4096  # positions: T×T scores of all heads, several times
+LARGEST_SCORES = 4096  # the most positions T for which T×T scores of all heads fit into memory several times
 
 
 def step_of(kind: str, way: str, length: int) -> Callable[[], tuple[float, float]]:
-    """Seconds of a forward and of a backward pass."""
+    """Return a function that runs forward and backward and returns the seconds of both. `kind` is in KINDS, `way` in WAYS."""
     settings = KINDS[kind]
     generator = torch.Generator().manual_seed(0)
     kv_heads, window, mean = settings.get("kv_heads", HEADS), settings.get("window"), settings.get("documents")
@@ -95,7 +96,7 @@ def step_of(kind: str, way: str, length: int) -> Callable[[], tuple[float, float
 
 
 def ratios(kind: str, way: str, length: int, pairs: int) -> tuple[float, float]:
-    """Ours divided by `way`: medians of forward and of backward."""
+    """Return (forward, backward): medians over pairs of the time of lit_llm's attention divided by the time of `way`."""
     ours, other = step_of(kind, "ours", length), step_of(kind, way, length)
     found = []
     for i in range(pairs + 1):
@@ -109,7 +110,7 @@ def ratios(kind: str, way: str, length: int, pairs: int) -> tuple[float, float]:
 
 
 def memory(kind: str, way: str, length: int) -> float:
-    """GB that a fresh process grows by in a step."""
+    """Return the GB by which the memory of a fresh process grows in a forward and backward pass."""
     command = [sys.executable, __file__, "--memory-of", kind, way, str(length)]
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000", "MALLOC_TRIM_THRESHOLD_": "1000000"}
     return float(json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout))
@@ -119,13 +120,13 @@ def peak_growth(kind: str, way: str, length: int) -> float:
     step_of(kind, way, 128)()  # imports and kernels
     step = step_of(kind, way, length)
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     step()
     return max(resident("VmHWM") - before, 1e-3)
 
 
 def resident(field: str) -> float:
-    """GB of this process: VmRSS now, VmHWM at the peak."""
+    """Return the GB of resident memory of this process: now (`field` VmRSS), or at the peak (VmHWM)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024 / 1e9
 

@@ -1,9 +1,9 @@
-"""Cost of a callback per optimizer step: two fits of a recipe, with and without it, alternate step by step.
+"""Cost of a callback per optimizer step: two fits of a recipe, with and without the callback, alternate step by step.
 
 Both runs share one process and wait for each other after every step, so other load on the machine affects both equally. The
 run that starts first alternates. The result is the mean over all steps except the first five, so work done only in some steps
-counts too. It is given in wall time and in CPU time of the process, which other load affects less. With several ranks
-Lightning starts the others (`--ranks 2` is DDP over gloo on a CPU).
+counts too, in wall time and in CPU time of the process, which other load affects less. With several ranks, Lightning starts the
+other processes (`--ranks 2` is DDP over gloo on a CPU).
 
     python benchmarks/callback_cost.py time_breakdown=TimeBreakdown [--runs 4] [--steps 100] [--ranks 2] [any flag of fit]
 """
@@ -28,7 +28,7 @@ WARMUP = 5  # steps before the clock starts
 
 
 class Turns(Callback):
-    """Time the steps of a run. Each step starts when the other run has finished one."""
+    """Times the steps of a run. Each step starts when the other run, whose callback is `other`, has finished a step."""
 
     def __init__(self) -> None:
         self.ready, self.turn = threading.Event(), threading.Semaphore(0)
@@ -55,7 +55,9 @@ class Turns(Callback):
 
 
 def step_seconds(flags: list[str], group: str, name: str, folder: Path, *, with_it_first: bool) -> list[tuple[float, float]]:
-    """Mean (wall, CPU) seconds of a step with and without the callback."""
+    """Return [(mean seconds of a step with the callback, without)] for wall time, then for CPU time.
+
+    `group`, `name`: the recipe's group and class of the callback. `with_it_first`: whether the run with it starts first."""
     never = "1000000"
     runs = []
     for value, run_dir in ((name, "with"), ("null", "without")):
@@ -68,7 +70,7 @@ def step_seconds(flags: list[str], group: str, name: str, folder: Path, *, with_
     (_, first), (_, second) = runs
     first.other, second.other = second, first
     threads = []
-    for cli, turns in runs if with_it_first else reversed(runs):  # set up one after the other: that is not timed
+    for cli, turns in runs if with_it_first else reversed(runs):  # the setup, one run after the other, is not timed
         cli.trainer.callbacks.append(turns)
         thread = threading.Thread(target=cli.trainer.fit, args=(cli.model,), kwargs={"datamodule": cli.datamodule}, daemon=True)
         thread.start()

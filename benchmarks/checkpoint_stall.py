@@ -1,11 +1,11 @@
-"""How long a save blocks training: synchronous against asynchronous, as a paired ratio on this machine.
+"""How long saving a checkpoint blocks training: asynchronous against synchronous saves, as paired ratios on this machine.
 
     python benchmarks/checkpoint_stall.py [--parameters 100e6] [--repeats 5] [--device cpu] [--folder .]
 
-The state is that of AdamW: fp32 weights and two moments, 12 bytes per parameter. Each repeat saves once each way to the same
-folder; the result is the median of the ratios. The stall is the time until `save_checkpoint` returns. Matrix products are
-timed before the save and while the thread writes. Where the thread shares the cores of the training, as on a CPU, the
-difference is a cost of the asynchronous save beyond its stall.
+The checkpoint has fp32 weights and AdamW's two moments, 12 bytes per parameter. Each repeat saves once synchronously and once
+asynchronously to the same folder; the result is the median of the ratios. The stall is the time until `save_checkpoint`
+returns. Matrix products are timed before the save and while a thread writes. Where this thread shares the cores of the
+training, as on a CPU, the slower products are a further cost of the asynchronous save.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 
 
 def state(parameters: int, device: str) -> dict:
-    """A checkpoint with `parameters` parameters in tensors of 4 million."""
+    """Return a checkpoint with `parameters` parameters and their two moments, in tensors of 4 million elements."""
     sizes = [1 << 22] * (parameters >> 22) + [parameters % (1 << 22)] * bool(parameters % (1 << 22))
     kinds = ("weight", "exp_avg", "exp_avg_sq")
     tensors = {f"{kind}.{i}": torch.randn(size, device=device) for kind in kinds for i, size in enumerate(sizes)}

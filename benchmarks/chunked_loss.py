@@ -4,9 +4,9 @@
     python benchmarks/chunked_loss.py --chunk-sizes 256 1024 --pairs 5
     python benchmarks/chunked_loss.py --rows 2048 --vocab 8192 --width 256 --dtypes float32
 
-Each time covers one forward and backward pass. A pair is one run of the candidate and one of the full loss, in the order ABBA,
-so that other load on the machine affects both. Memory is the growth of the peak resident size of the process. It excludes
-hidden states and weight, and includes their gradients, which every candidate computes.
+Each time covers one forward and backward pass. A pair is one run of a candidate and one of the full loss. The order within a
+pair alternates, so that other load on the machine affects both. Memory is the growth of the peak resident size of the process.
+It excludes hidden states and weight, and includes their gradients, which every candidate computes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ Step = Callable[[], float]
 
 
 def contender(name: str, rows: int, vocab: int, width: int, dtype: str) -> Step:
-    """One forward and backward of a loss by name: ``full``, ``chunked:SIZE`` or ``torch`` / ``torch:SIZE``."""
+    """Return a function that runs forward and backward of a loss and returns the seconds.
+
+    `name`: ``full``, ``chunked:SIZE``, or ``torch`` or ``torch:SIZE`` for torch's `linear_cross_entropy`."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(rows, width, generator=generator).requires_grad_()
     weight = torch.randn(vocab, width, generator=generator).mul_(0.02).requires_grad_()
@@ -48,7 +50,7 @@ def contender(name: str, rows: int, vocab: int, width: int, dtype: str) -> Step:
         if kind == "chunked":
             return chunked_cross_entropy(hidden, weight, targets, vocab_size=vocab, chunk_size=int(size)).loss
         options = torch.nn.LinearCrossEntropyOptions(**({"batch_chunk_size": int(size)} if size else {}))
-        # It ignores autocast, so cast as autocast would. The gradients return to float32 through the casts.
+        # linear_cross_entropy ignores autocast, so cast as autocast would. The casts return float32 gradients.
         cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         return F.linear_cross_entropy(hidden.to(cast), weight.to(cast), targets, reduction="sum", options=options)
 
@@ -64,7 +66,7 @@ def contender(name: str, rows: int, vocab: int, width: int, dtype: str) -> Step:
 
 
 def paired_ratios(candidate: Step, full: Step, pairs: int) -> tuple[list[float], float]:
-    """Ratios candidate / full of ``pairs`` pairs in ABBA order, and the candidate's median seconds."""
+    """Return (ratios candidate / full of `pairs` pairs with alternating order, the candidate's median seconds)."""
     candidate()
     full()
     ratios, seconds = [], []

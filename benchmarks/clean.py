@@ -1,11 +1,11 @@
-"""`python -m lit_llm clean`: which duplicates are found, what is removed wrongly, and the speed of each step.
+"""`python -m lit_llm clean`: the share of planted duplicates that are found, wrongly removed documents, and speed of each step.
 
     python benchmarks/clean.py                                   # Python files of the installation, pages of /usr/share/doc
     python benchmarks/clean.py --ngram 3 5 --threshold 0.5 0.7 --text corpus
 
-Planted copies: of some documents, a copy in which a share of the words is replaced by words of the corpus, beside the others
-in a random order. Recall: how many of the pairs lose one of their two documents. Wrong: removed documents in no planted
-pair that have less than half of their lines in common with every document that is kept.
+Some documents get a planted copy, in which a share of the words is replaced by words of the corpus. Originals, copies and other
+documents are in a random order. Recall: the share of pairs (original, copy) that lose one of both documents. Wrong: removed
+documents of no pair that have less than half of their lines in common with every remaining document.
 Speed: megabytes of text for each processor second, from the report of one process.
 """
 
@@ -35,11 +35,11 @@ EDITS = (0.0, 0.02, 0.08, 0.2)
 COMMON_LINES = 0.5
 SUFFIXES = {".py", ".txt", ".md", ".rst", ".html"}
 LONGEST = 2**20  # bytes
-FEWEST_WORDS = 50  # of a document that is copied
+FEWEST_WORDS = 50  # the fewest words of a document that gets a planted copy
 
 
 def documents(folders: Sequence[Path], most: int) -> list[str]:
-    """Different texts, in a random order."""
+    """Return at most `most` different texts of files below `folders`, in a random order."""
     paths = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
     random.Random(0).shuffle(paths)
     found: dict[str, None] = {}
@@ -52,7 +52,7 @@ def documents(folders: Sequence[Path], most: int) -> list[str]:
 
 
 def run(texts: Sequence[str], folder: Path, **settings: Any) -> tuple[set[int], dict[str, Any]]:
-    """The numbers of the texts that are kept, and the report."""
+    """Clean `texts` with `settings` of CleanSettings. Return (indices of the texts that remain, content of report.json)."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         path, out = Path(name) / "a.jsonl", Path(name) / "out"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -69,7 +69,9 @@ def lines_of(text: str) -> set[str]:
 
 
 def wrongly_removed(texts: Sequence[str], kept: set[int], planted: set[int]) -> int:
-    """How many removed texts that are not planted are unlike every kept one."""
+    """Return how many removed texts have less than COMMON_LINES of their lines in common with every remaining text.
+
+    `kept`: indices of the remaining texts. `planted`: indices of originals and copies, which do not count."""
     with_line = defaultdict(list)
     for number in kept:
         for line in lines_of(texts[number]):

@@ -1,12 +1,12 @@
-"""Decontamination: which planted held-out texts are found, and what else is removed.
+"""Decontamination: the share of planted held-out texts that are found, and of other documents that are removed.
 
     python benchmarks/decontamination.py                     # Python files of the installation, pages of /usr/share/doc
     python benchmarks/decontamination.py --ngram 8 13 --share 0 0.1 --text corpus
 
 Held-out documents and documents to clean are of different folders, so that few of them are copies of each other. Each held-out
 text is planted in the middle of a document to clean, with a share of its words replaced. ``documents`` are planted whole;
-``passages`` are 40 words of a held-out document, as a question of a test set would be. Recall: planted documents that are
-removed. Others: removed documents with nothing planted in them, of all of these.
+``passages`` are 40 words of a held-out document, as long as a question of a test set. Recall: the share of documents with a
+planted text that are removed. Others: the share of documents without a planted text that are removed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from lit_llm.clean.rules import Document, Removed
 
 EDITS = (0.0, 0.02, 0.08, 0.2)
 SUFFIXES = {".py", ".txt", ".md", ".rst", ".html"}
-LICENCES = re.compile("licen[sc]e|copying|notice|dist-info", re.IGNORECASE)  # their texts are copies of each other
-NOTICE = re.compile(r"\A(?:#.*\n|\s*\n)+")  # at the top of a Python file, a licence notice
+LICENCES = re.compile("licen[sc]e|copying|notice|dist-info", re.IGNORECASE)  # names of files whose texts are copies
+NOTICE = re.compile(r"\A(?:#.*\n|\s*\n)+")  # the licence notice at the top of a Python file
 LONGEST = 2**17  # characters
 FEWEST_WORDS = 200  # of every document
 PASSAGE = 40  # words
@@ -41,7 +41,7 @@ def index_of(texts: Sequence[str], n: int) -> ReferenceIndex:
 
 
 def by_folder(roots: Sequence[Path]) -> list[list[str]]:
-    """Different texts of each folder directly below a root, in a random order."""
+    """Return one list of different texts for each folder directly below a root, the folders in a random order."""
     folders = []
     seen: set[str] = set()
     for folder in sorted(child for root in roots for child in root.iterdir() if child.is_dir()):
@@ -73,7 +73,7 @@ def main() -> None:
     generator = random.Random(1)
     held_out: list[str] = []
     cleaned: list[str] = []
-    for texts in by_folder(args.text):  # at most 20 of a folder, so that no package dominates
+    for texts in by_folder(args.text):  # at most 20 texts of a folder, so that no package dominates
         few = generator.sample(texts, min(20, len(texts)))
         if len(held_out) < args.held_out:
             held_out += few

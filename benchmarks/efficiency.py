@@ -1,8 +1,8 @@
-"""Steps that the shipped defaults need to reach the final loss of a GPT-2-style model.
+"""Compare a model with lit_llm's defaults, trained for few steps, with a GPT-2-style model trained for 2,000 steps.
 
 Both models have 4 layers, width 128, context 64 and batch 12, and train on the bytes of the standard library in the same
-order. The baseline trains 2,000 steps with AdamW at 1e-3 and a cosine. The defaults (`GPTConfig()`, `MuonAdamW`, `Cosine`)
-train a quarter and an eighth of that.
+order. The GPT-2-style model has AdamW at 1e-3 and a cosine schedule. The model with the defaults (`GPTConfig()`, `MuonAdamW`,
+`Cosine`) is trained for a quarter and for an eighth of the steps.
 
     python benchmarks/efficiency.py [--seeds 1] [--threads 1]
 """
@@ -28,7 +28,7 @@ STEPS = 2000
 
 
 def validation_loss(config: GPTConfig, optimizer: partial | type, *, steps: int, warmup: int, seed: int) -> tuple[float, int]:
-    """Train; return the validation loss in nats per byte and the number of parameters."""
+    """Train a model. Return (validation loss in nats per byte, number of parameters)."""
     seed_everything(seed)
     data = PythonStdlib(micro_batch_size=12, global_batch_size=12, block_size=64)
     module = LanguageModel(config, optimizer)

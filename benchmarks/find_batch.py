@@ -1,15 +1,15 @@
-"""Steps to a loss at five batch sizes, against the law of the gradient noise scale and what `find-batch` measures.
+"""Steps to a target loss at five batch sizes, against the law of the gradient noise scale that `find-batch` measures.
 
     OMP_NUM_THREADS=1 python benchmarks/find_batch.py --out find-batch.csv
     python benchmarks/find_batch.py --out find-batch.csv --table
     OMP_NUM_THREADS=1 python benchmarks/find_batch.py --seed 1 --out find-batch-1.csv
 
-A small version of chars (2 layers of width 32, AdamW, a constant rate after 10 steps of warmup). A run ends when the mean
-loss of its last 256 sequences is below the target; steps count to the middle of these. For each batch size, the fewest steps
-of five rates count. The law is S = S_min (1 + B_noise / B) (McCandlish et al. 2018, equation 2.7); S_min and B_noise are
-fitted to the logarithms of the steps. The noise scale is measured with batches of 32 at fixed weights: after 0, 25 and 100
-steps at a rate of 4e-3. Each finished run is a line of the CSV file, which has one seed: of the initial
-weights and the order of the data.
+The recipe is a small version of chars (2 layers of width 32, AdamW, a constant rate after 10 steps of warmup). A run ends when
+the mean loss of its last 256 sequences is below the target; steps are counted to the middle of these sequences. The result of a
+batch size is the fewest steps over five learning rates. The law is S = S_min (1 + B_noise / B) for batch size B (McCandlish et
+al. 2018, equation 2.7); S_min and B_noise are fitted to the logarithms of the steps. The noise scale is measured with batches
+of 32 at fixed weights: after 0, 25 and 100 steps at a rate of 4e-3. Each finished run is a line of the CSV file. All runs of a
+file have one seed, for the initial weights and the order of the data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCHES = (4, 8, 16, 64, 256)
 RATES = (4e-3, 8e-3, 2e-3, 16e-3, 1e-3)
 TARGET = 2.7
 MOST = 1000
-"""Steps of a run that does not get there."""
+"""The most steps of a run. A run that does not reach the target loss ends after MOST steps."""
 _WINDOW = 256
 _MEASURED = (0, 25, 100)
 _STEPS = 60
@@ -41,12 +41,12 @@ _RECIPE = [
 
 
 def runs_of(batch: int) -> ShortRuns:
-    """The recipe with a batch size."""
+    """Return the short runs of the small recipe with batches of `batch` sequences."""
     return ShortRuns([*_RECIPE, "--data.global_batch_size", str(batch), "--data.micro_batch_size", str(batch)])
 
 
 def steps_to_target(runs: ShortRuns, batch: int, rate: float, most: int, seed: int) -> int | None:
-    """Optimizer steps; None: more than `most`."""
+    """Train until the loss is below TARGET. Return the number of optimizer steps; None: the target needs more than `most`."""
     window = max(1, _WINDOW // batch)
 
     def mean(losses: Sequence[float]) -> float:
@@ -60,7 +60,7 @@ def steps_to_target(runs: ShortRuns, batch: int, rate: float, most: int, seed: i
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Rows of finished runs."""
+    """Return the rows of the CSV file `path`, one for each finished run; [] without the file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -77,7 +77,7 @@ def add(path: Path, kind: str, batch: int, rate: float, steps: object, trace: ob
 
 
 def measure(path: Path, seed: int) -> None:
-    """Everything that the file does not have yet."""
+    """Measure the noise scale and the steps to the target loss, without runs that are already in the file `path`."""
     done = {(row["kind"], int(row["batch"]), float(row["rate"]), row["steps"]) for row in read(path)}
     runs = runs_of(32)
     runs.data_options = {"micro_batch_size": 8}
@@ -99,7 +99,7 @@ def measure(path: Path, seed: int) -> None:
 
 
 def fewest(rows: list[dict[str, str]]) -> dict[int, tuple[int, float]]:
-    """Batch size → steps and rate of the fastest run."""
+    """Return {batch size: (steps, learning rate) of the run with the fewest steps}."""
     found: dict[int, tuple[int, float]] = {}
     for row in rows:
         if row["kind"] == "run" and row["steps"]:
@@ -109,7 +109,7 @@ def fewest(rows: list[dict[str, str]]) -> dict[int, tuple[int, float]]:
 
 
 def fitted(steps: dict[int, int]) -> tuple[float, float]:
-    """S_min and B_noise with the least squares of logarithms, by a search over B_noise."""
+    """Return (S_min, B_noise), fitted to log(steps) by least squares with a search over B_noise. `steps`: by batch size."""
 
     def at(noise: float) -> tuple[float, float]:
         logs = [math.log(count) - math.log(1 + noise / batch) for batch, count in steps.items()]
@@ -121,7 +121,7 @@ def fitted(steps: dict[int, int]) -> tuple[float, float]:
 
 
 def table(path: Path) -> str:
-    """The tables of docs/evidence/find.md."""
+    """Return the Markdown tables of docs/evidence/find.md from the CSV file `path`."""
     rows = read(path)
     found = fewest(rows)
     least, noise = fitted({batch: steps for batch, (steps, _) in found.items()})

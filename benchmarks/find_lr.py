@@ -1,4 +1,4 @@
-"""The rates that `find-lr` suggests, against a grid of 12 rates, on small versions of seven recipes.
+"""Compare the learning rates that `find-lr` suggests with a grid of 12 rates, on small versions of seven recipes.
 
     OMP_NUM_THREADS=1 python benchmarks/find_lr.py --out find-lr.csv
     python benchmarks/find_lr.py --out find-lr.csv --table
@@ -6,8 +6,8 @@
 
 Each run of the grid is a whole run of the small recipe, with all rates of the recipe's optimizer multiplied by one factor, a
 power of two from 2^-6 to 2^5 (finetune: 2^-1 to 2^10). The run with the suggested rates is whole, too. Runs of one seed have
-the same weights at the start and the same data. The final loss is that of validation data, 32 batches, and a mean over three
-seeds: single runs of neighbouring rates differ by up to 5 %. Each finished run is a line of the CSV file and is not repeated.
+the same initial weights and the same data. The final loss is the validation loss of 32 batches, averaged over three seeds,
+because runs of neighbouring rates differ by up to 5 %. Each finished run is a line of the CSV file and is not repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPONENTS["finetune"] = range(-1, 11)  # a small model needs a higher rate
 LENGTHS = (50, 150, 450)
 SEEDS = 3
 NEAR = 1.06
-"""A rate whose loss with the first seed is above this multiple of the best one is not run with the others."""
+"""A rate is run with further seeds only if its loss with the first seed is below NEAR times the lowest loss."""
 BATCHES = 32
 
 _SMALL = [
@@ -47,7 +47,7 @@ _BYTES = ["--data", "PythonStdlib", "--data.tokenizer", "Bytes"]
 _DEBUG = ["--config", "debug", *_SMALL[6:]]
 BASE = Path("find-lr-base")
 TEXT = str(Path(pydoc.__file__).parent / "pydoc_data" / "topics.py")
-"""English: Python's reference."""
+"""Path of an English text, a part of Python's reference."""
 RECIPES: dict[str, list[str]] = {
     "quickstart": ["--config", "quickstart", *_SMALL],
     "bytes": ["--config", "bytes", *_SMALL],
@@ -70,7 +70,7 @@ RECIPES: dict[str, list[str]] = {
 
 LLAMA_BASE = Path("find-lr-llama-base")
 CONTINUED = [*RECIPES["llama3.2-1b"], "--init_from", str(LLAMA_BASE), "--data.seed", "7"]
-"""The small LLaMA goes on with its own text, in another order."""
+"""Flags of a run that continues the small LLaMA's training on the same text in another order."""
 LENGTHS_OF = {
     "gpt2-124m": (RECIPES["gpt2-124m"], range(5)),
     "finetune": (RECIPES["finetune"], range(5, 10)),
@@ -79,7 +79,7 @@ LENGTHS_OF = {
 
 
 class FinalLoss(Callback):
-    """Mean validation loss when training ends."""
+    """Computes the mean validation loss of BATCHES batches when training ends, as `loss`."""
 
     loss = float("inf")
 
@@ -97,21 +97,21 @@ class FinalLoss(Callback):
 
 
 def final_loss(runs: ShortRuns, rates: dict[str, float], seed: int) -> float:
-    """Of a whole run."""
+    """Return the validation loss at the end of a whole run with the learning rates `rates`."""
     observer = FinalLoss()
     runs.probe(rates, runs.steps, seed=seed, observers=[observer])
     return observer.loss
 
 
 def make_base(folder: Path = BASE, recipe: str = "gpt2-124m", rate: str = "3e-3") -> None:
-    """The weights that `finetune` starts from: the small GPT-2, trained on the standard library."""
+    """Train a small recipe in the run folder `folder`, unless it exists. The default is the small GPT-2 for `finetune`."""
     if not (folder / "checkpoints").exists():
         words = ["fit", *RECIPES[recipe], "--run_dir", str(folder), "--optimizer.lr", rate, "--resume", "auto"]
         subprocess.run([sys.executable, "-m", "lit_llm", *words], check=True, cwd=Path.cwd(), stdout=subprocess.DEVNULL)
 
 
 def read(path: Path, name: str) -> dict[str, dict[int, dict[str, str]]]:
-    """Finished rows of a recipe, by run and seed."""
+    """Return {run: {seed: row}} of the finished runs of the recipe `name` in the CSV file `path`."""
     found: dict[str, dict[int, dict[str, str]]] = {}
     if path.exists():
         with path.open(newline="") as file:
@@ -131,12 +131,12 @@ def add(path: Path, **row: object) -> None:
 
 
 def mean_loss(rows: dict[int, dict[str, str]]) -> float:
-    """Over the seeds."""
+    """Return the mean of the final losses of a run over its seeds. `rows`: {seed: row}."""
     return sum(float(row["loss"]) for row in rows.values()) / len(rows)
 
 
 def measure(name: str, path: Path) -> None:
-    """Search, then run the suggestion and the grid. Rates near the best of the first seed are run with the others, too."""
+    """Search rates for a recipe, then run the suggested rates and the grid. Only rates near the best (NEAR) get all seeds."""
     if name == "finetune":
         make_base()
     runs = ShortRuns(RECIPES[name])
@@ -158,7 +158,7 @@ def measure(name: str, path: Path) -> None:
 
 
 def measure_lengths(path: Path) -> str:
-    """The best rate of whole runs of several lengths, from random and from trained weights. Returns a table."""
+    """Return a table of the best learning rate of whole runs of several lengths, from random and from trained weights."""
     make_base()
     make_base(LLAMA_BASE, "llama3.2-1b", "2.4e-3")
     lines = ["| recipe, small | steps | best rate | of each seed |", "|---|---|---|---|"]
@@ -181,7 +181,7 @@ def measure_lengths(path: Path) -> str:
 
 
 def table(path: Path) -> str:
-    """The table of docs/evidence/find.md."""
+    """Return the Markdown table of docs/evidence/find.md from the CSV file `path`."""
     lines = ["| recipe, small | suggestion (over 3 seeds) | its loss | best of 12 (factor) | excess | recipe's rates | cost |"]
     lines.append("|---|---|---|---|---|---|---|")
     for name in RECIPES:

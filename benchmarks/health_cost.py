@@ -1,9 +1,10 @@
-"""Processor time of `HealthSignals` or `Histograms` in a sampled and in any other step, and of a step of the run.
+"""Processor time of the callback `HealthSignals` or `Histograms` in a step that it samples and in other steps, and of a step.
 
     OMP_NUM_THREADS=1 python benchmarks/health_cost.py [--recipe FILE] [--steps 9] [--every 100] [flags of fit]
     OMP_NUM_THREADS=1 python benchmarks/health_cost.py --group histograms --every 500
 
-Every second step is sampled. Its share of the time is computed for one sampled step in `--every`. Medians, without the first.
+Every second step is sampled. The callback's share of the time is computed for one sampled step in `--every` steps. Times are
+medians, without the first sampled step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HOOKS = ("on_train_batch_start", "on_before_backward", "on_after_backward", "on_
 
 
 class StepTimes(Callback):
-    """Processor time of each step after the first."""
+    """Records the processor time at the end of each micro-batch."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []

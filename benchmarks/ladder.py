@@ -1,14 +1,14 @@
-"""A ladder of techniques: what each one, alone or stacked on others, does to the held-out loss of a small model.
+"""A ladder of techniques: the effect of each technique, alone or combined with others, on the held-out loss of a small model.
 
-A run trains one size on one text for a fixed number of tokens with one seed, which decides the initial weights and the order
-of the data, and adds a row to a CSV file. Runs whose row is there are skipped, so an interrupted ladder continues.
-`--table` prints the Markdown table of the rows. A technique is a change of the baseline, which is the shipped defaults
-(`ladder_techniques.py`); the techniques are in `ladder_model.py` and `ladder_optim.py`.
+A run trains a model of one size on one text for a fixed number of tokens. Its seed determines the initial weights and the order
+of the data. Each finished run is a row of a CSV file and is not repeated, so an interrupted ladder continues. `--table` prints
+a Markdown table of the rows. A technique is a change of the baseline, a model with lit_llm's defaults (`ladder_techniques.py`);
+the techniques are in `ladder_model.py` and `ladder_optim.py`.
 
-The loop is plain: the library's model, loss, optimizer, schedules and order of the data without a Trainer, which would add
-to the time of a step of 50 ms. Its losses are those of `fit`. A step's time is the processor's, without reading data. Every
-30 steps the baseline makes one, too, in the same process: the relative time is the ratio of the two medians, so that other
-load on the machine affects both.
+The training loop uses lit_llm's model, loss, optimizer, schedules and order of the data without a Trainer, which would add to
+the time of a step of 50 ms. `fit` has the same losses. A step's time is processor time, without reading data. Every 30 steps,
+the baseline also makes a step in the same process: the relative time is the ratio of the two medians, so that other load on the
+machine affects both.
 
     python benchmarks/ladder.py --techniques baseline,z-loss,half-rope+z-loss --seeds 3
     python benchmarks/ladder.py --table
@@ -48,14 +48,14 @@ KNOWN = {technique.name: technique for technique in (BASELINE, *ladder_model.TEC
 CLIP = 1.0
 CLOCK_EVERY = 30
 UNSTABLE = 5.0
-"""The noise is pooled without techniques whose deviation over seeds is this many times the median one."""
+"""Techniques whose standard deviation over seeds is above UNSTABLE times the median are left out of the pooled noise."""
 CURVE_POINTS, CURVE_TOKENS, FINAL_TOKENS = 10, 4_096, 131_072
-"""Evaluations of a run, the held-out tokens of each, and those of the last."""
+"""Number of evaluations of a run, held-out tokens of each evaluation, and held-out tokens of the final evaluation."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model and its batch."""
+    """The size of a model, its batch (sequences of a step) and the length of a run."""
 
     layers: int
     heads: int
@@ -63,7 +63,7 @@ class Size:
     block_size: int
     batch: int
     steps: int
-    """Unless `--steps` says otherwise."""
+    """Number of steps of a run without `--steps`."""
 
     @property
     def tokens(self) -> int:
@@ -89,12 +89,12 @@ class Row:
     tokens: int
     parameters: int
     val_loss: float
-    """Nats per token, of at most `FINAL_TOKENS`."""
+    """Final held-out loss in nats per token, over at most FINAL_TOKENS tokens."""
     curve: str
-    """"tokens:loss …", each of the same `CURVE_TOKENS`."""
+    """The text "tokens:loss …": trained tokens and held-out loss of each evaluation, over the same CURVE_TOKENS tokens."""
     ms_per_step: float
     time_ratio: float
-    """Time per token divided by the baseline's."""
+    """Processor time per token divided by the baseline's time per token."""
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
@@ -107,7 +107,7 @@ class Row:
 
 
 class Text:
-    """The blocks of a text."""
+    """The training and held-out blocks of a text. `name`: the text's name and the fingerprint of its tokens."""
 
     def __init__(self, data: TokenDataModule, name: str) -> None:
         data.setup()
@@ -119,12 +119,12 @@ class Text:
         self.held_out = HeldOutBlocks(data.corpus.streams["val"], **settings)
 
     def batch(self, first: int, rows: int, seed: int) -> dict[str, Tensor]:
-        """Sequences number `first` and later of the run with this seed."""
+        """Return a batch of `rows` training sequences, from number `first` on in the order of the run with seed `seed`."""
         samples = sample_index(np.arange(first, first + rows), samples=len(self.train), seed=seed)
         return self.train.rows(samples).batch()
 
     def loss(self, model: nn.Module, tokens: int) -> float:
-        """Held-out loss, in nats per token, of blocks that are spread evenly over the text: all of them, if it is short."""
+        """Return the held-out loss in nats per token, over about `tokens` tokens in blocks spread evenly over the text."""
         count = min(len(self.held_out), tokens // self.held_out.block_size)
         chosen = np.linspace(0, len(self.held_out) - 1, count).astype(np.int64)
         nll, targets = 0.0, 0
@@ -136,7 +136,7 @@ class Text:
 
 
 def open_text(path: str | None, block_size: int) -> Text:
-    """The standard library, or the file or folder `path`, of which the last tenth is held out."""
+    """Return the text of the file or folder `path`, of which the last tenth is held out. None: Python's standard library."""
     settings: dict[str, Any] = {"block_size": block_size, "tokenizer": Characters()}
     if path is None:
         return Text(PythonStdlib(**settings), "stdlib")
@@ -144,7 +144,7 @@ def open_text(path: str | None, block_size: int) -> Text:
 
 
 class Run:
-    """A model in training."""
+    """A model in training with a technique, and its optimizer. `total`: the run's steps, counted in batches of the baseline."""
 
     def __init__(self, technique: Technique, size: Size, vocab_size: int, *, seed: int, total: int) -> None:
         torch.manual_seed(seed)
@@ -162,17 +162,17 @@ class Run:
 
     @property
     def t(self) -> float:
-        """Tokens so far, in steps of the baseline."""
+        """Trained tokens divided by the tokens of a step of the baseline."""
         return self.tokens / self.size.tokens
 
     def rows(self) -> int:
-        """Sequences of the next update."""
+        """Return the number of sequences of the next update."""
         if self.technique.rows is None:
             return self.size.batch
         return max(1, round(self.technique.rows(self.t + 1, self.total) * self.size.batch))
 
     def step(self, batch: dict[str, Tensor]) -> float:
-        """One update. Returns the processor time, in seconds."""
+        """Make one update. Return its processor time in seconds."""
         technique, ids, targets = self.technique, batch["input_ids"], batch["targets"]
         if technique.length is not None:
             length = ids.size(1) // technique.length(self.t + 1, self.total)
@@ -200,9 +200,9 @@ class Run:
 
 
 def train(technique: Technique, size: str, text: Text, *, seed: int, steps: int) -> Row:
-    """One run. Its random numbers depend on the seed only."""
+    """Make one run and return its row. Random numbers depend on the seed only."""
     shape = SIZES[size]
-    clock = Run(BASELINE, shape, text.vocab_size, seed=seed, total=steps)  # trained on few batches: only its time counts
+    clock = Run(BASELINE, shape, text.vocab_size, seed=seed, total=steps)  # trained on few batches, to measure its time
     run = Run(technique, shape, text.vocab_size, seed=seed, total=steps)
     budget = steps * shape.tokens
     points = [budget * (i + 1) // CURVE_POINTS for i in range(CURVE_POINTS)]
@@ -218,7 +218,7 @@ def train(technique: Technique, size: str, text: Text, *, seed: int, steps: int)
             batch = text.batch(first, shape.batch, seed)
             clock.step(batch)  # warms the caches
             baseline.append(clock.step(batch) / shape.tokens)
-            run_next = text.batch(first, run.rows(), seed)  # and so does the run's next step, which is not timed
+            run_next = text.batch(first, run.rows(), seed)  # the run's next step is not timed, and warms the caches, too
             if run.tokens < budget:
                 first, update = first + run.rows(), update + 1
                 run.step(run_next)
@@ -241,7 +241,7 @@ def train(technique: Technique, size: str, text: Text, *, seed: int, steps: int)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file; none if it does not exist. Raises UserError if it is another table."""
+    """Return the rows of the CSV file `path`; [] if the file does not exist. Raises UserError if it has other columns."""
     if not path.exists():
         return []
     types: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
@@ -254,7 +254,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def add_row(path: Path, row: Row) -> None:
-    """Append a row, after a header if the file is new."""
+    """Append `row` to the CSV file `path`. A new file gets a header first; an incomplete last line is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="") as file:
         file.truncate(len(_whole_lines(path)))
@@ -265,13 +265,13 @@ def add_row(path: Path, row: Row) -> None:
 
 
 def _whole_lines(path: Path) -> bytes:
-    """A file without a last line that an interrupted process cut off."""
+    """Return the content of a file without an incomplete last line, which an interrupted process may have written."""
     content = path.read_bytes()
     return content[: content.rfind(b"\n") + 1]
 
 
 def climb(techniques: Sequence[Technique], size: str, text: Text, out: Path, *, seeds: Sequence[int], steps: int) -> None:
-    """Every run that has no row yet."""
+    """Make every run (technique, seed) that has no row in the CSV file `out` yet, and add its row."""
     for seed in seeds:
         for technique in techniques:
             if (size, text.name, technique.name, seed, steps) in {row.key for row in read_rows(out)}:
@@ -283,27 +283,27 @@ def climb(techniques: Sequence[Technique], size: str, text: Text, out: Path, *, 
 
 @dataclass(frozen=True)
 class Summary:
-    """A line of the table: one technique against the baseline."""
+    """A line of the table: one technique against the baseline. Losses are in nats per token."""
 
     technique: str
     runs: int
     loss: float
     spread: float
-    """Standard deviation over seeds; NaN for one run."""
+    """Standard deviation of the loss over seeds; NaN for one run."""
     difference: float
     noise: float
-    """Standard error of the difference; NaN if no technique has two seeds."""
+    """Standard error of `difference`; NaN if no technique has two seeds."""
     time: float
     tokens_to_baseline: float
-    """Tokens at which the mean curve reaches the baseline's final loss, divided by the run's; infinite if it does not."""
+    """Fraction of the run's tokens after which the mean curve reaches the baseline's final loss; infinity if it does not."""
 
 
 def summaries(rows: Iterable[Row]) -> list[Summary]:
-    """Statistics of the runs of one size, text and number of steps, the baseline first, then by difference.
+    """Return a summary of each technique, the baseline first, then by difference. `rows`: runs of one size, text and length.
 
-    Runs of one seed have the same data in the same order, so a run is compared with the baseline of its seed. The noise is the
-    standard deviation of these differences over seeds, pooled over the techniques, because each has few seeds. A technique
-    whose deviation is more than `UNSTABLE` times the median one does not count: its seeds differ for reasons of its own.
+    Runs of one seed have the same data in the same order, so a run is compared with the baseline's run of the same seed. The
+    noise is the standard deviation of these differences over seeds, pooled over the techniques, because each technique has few
+    seeds. A technique whose deviation is more than UNSTABLE times the median deviation is left out of the pool.
     """
     by_name: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -337,7 +337,7 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
 
 
 def _pooled_deviation(samples: Sequence[Sequence[float]]) -> float:
-    """Of samples with different means, without those that scatter far more; NaN if there is none."""
+    """Return the pooled standard deviation of samples with different means; NaN without samples (see UNSTABLE)."""
     if not samples:
         return math.nan
     typical = statistics.median(statistics.stdev(each) for each in samples)
@@ -347,7 +347,7 @@ def _pooled_deviation(samples: Sequence[Sequence[float]]) -> float:
 
 
 def tokens_to(target: float, runs: Sequence[Row]) -> float:
-    """Fraction of the run's tokens at which the mean curve first reaches a loss, on straight lines between its points."""
+    """Return the fraction of a run's tokens at which the mean curve of `runs`, interpolated linearly, reaches `target`."""
     points = [
         (statistics.fmean(run.points[i][0] for run in runs), statistics.fmean(run.points[i][1] for run in runs))
         for i in range(CURVE_POINTS)
@@ -362,7 +362,7 @@ def tokens_to(target: float, runs: Sequence[Row]) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: one table for each size, text and number of steps."""
+    """Return Markdown text with one table for each size, text and number of steps."""
     parts = []
     for size, text, steps in sorted({(row.size, row.text, row.steps) for row in rows}):
         chosen = [row for row in rows if (row.size, row.text, row.steps) == (size, text, steps)]
@@ -384,7 +384,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def chosen_techniques(names: str) -> list[Technique]:
-    """The techniques of `a,b,a+b`."""
+    """Return the techniques that `names`, such as "a,b,a+b", lists; a+b is both techniques at once."""
     found = []
     for name in names.split(","):
         for part in name.split("+"):
@@ -413,7 +413,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """What the flags ask for. Raises UserError if they cannot be followed."""
+    """Print the table or train, as the flags `options` say. Raises UserError if a flag has an invalid value."""
     rows = read_rows(options.out)
     if options.table:
         if not rows:

@@ -1,7 +1,7 @@
-"""Techniques of the ladder that change the model or the loss.
+"""Techniques of the ladder (`ladder.py`) that change the model or the loss.
 
-`VariantGPT` has those that `GPTConfig` does not have. They can be combined, and most change nothing at the start of training.
-Their parameters have one dimension (AdamW without decay) or are `nn.Embedding`s (AdamW), see `parameter_groups`.
+`VariantGPT` implements the techniques that `GPTConfig` does not have. These can be combined, and most leave the initial model's
+outputs unchanged. Their parameters are vectors (AdamW without decay) or `nn.Embedding`s (AdamW), see `parameter_groups`.
 
 Shape letters: B sequences, T positions, d ``n_embd``, H query heads, h ``head_dim``, V vocabulary.
 """
@@ -28,32 +28,32 @@ from lit_llm.models.self_attention import without_own_value
 from lit_llm.models.short_convolution import ShortConvolution
 
 CONVOLUTION = 4
-"""Positions of the convolutions."""
+"""Number of positions that a convolution reads."""
 BIAS_RATE = 0.01
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What a model has besides the settings of its `GPTConfig`. The sources are in TECHNIQUES."""
+    """The techniques of a model that `GPTConfig` does not have. TECHNIQUES has their sources."""
 
     value_embeddings: int = 0
-    """Blocks, the last ones, that add a token embedding to their values."""
+    """Number of blocks, counted from the last, that add a token embedding to the values of attention."""
     earlier_embeddings: int = 0
-    """Tokens before this one whose embeddings, from tables of their own, are added to it."""
+    """Number of previous tokens whose embeddings, each from a further table, are added to a token's embedding."""
     bigrams: int = 0
-    """Rows of a hashed embedding of pairs of tokens, which is added."""
+    """Rows of a hashed embedding of (token, previous token), which is added to the token's embedding. 0: none."""
     shift: bool = False
-    """Attention and MLP read a mix of their input and that of the position before, by channel."""
+    """Whether attention and MLP read, by channel, a learned mix of the inputs at a position and at the previous position."""
     convolutions: str = ""
-    """Where a causal convolution of 4 positions by channel is added: d hidden values of the MLP, e embedding."""
+    """Places of causal depthwise convolutions of 4 positions: "d" hidden values of the MLP, "e" embedding, "" none."""
     forget_gates: bool = False
-    """Each head has a gate at each position. The score of an earlier position is lowered by the gates' -log between the two."""
+    """Whether each head has a forget gate f_t at each position t: the score of query i and key j gets + Σ_{j<t≤i} log f_t."""
     key_offset: bool = False
-    """The slowly rotating half of each key is that of the position before."""
+    """Whether the slowly rotating half of each key is taken from the previous position."""
 
 
 def before(x: Tensor, lag: int = 1) -> Tensor:
-    """(B, T, …) of the position `lag` before; zeros at the first."""
+    """Shift x (B, T, …): position t gets the values of position t - `lag`, and the first `lag` positions get zeros."""
     return F.pad(x[:, :-lag], [0, 0] * (x.ndim - 2) + [lag, 0])
 
 
@@ -64,7 +64,7 @@ def new_convolution(channels: int) -> ShortConvolution:
 
 
 class VariantBlock(nn.Module):
-    """A block with techniques, around the modules of a plain one."""
+    """A block with the techniques `v`, which uses the modules of the plain block `block`."""
 
     def __init__(self, block: Block, v: Variant, *, d: int, index: int, layers: int, vocabulary: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class VariantBlock(nn.Module):
             nn.init.zeros_(self.value_embedding.weight)
         self.mix = nn.Parameter(torch.zeros(2 * d)) if v.shift else None
         self.conv_d = new_convolution(block.mlp.up.out_features) if "d" in v.convolutions else None
-        # sigmoids of 1 … 5: memories of 4 to 150 positions
+        # sigmoids of 1 … 5: gates that halve weights after 2 to 100 positions
         biases = torch.linspace(1, 5, self.heads)
         self.forget = nn.Parameter(torch.cat((torch.zeros(d * self.heads), biases))) if v.forget_gates else None
 
@@ -119,7 +119,7 @@ class VariantBlock(nn.Module):
         if self.forget is not None:
             gates = x @ self.forget[: -self.heads].view(-1, self.heads) + self.forget[-self.heads :]  # (B, T, H)
             kept = F.logsigmoid(gates).cumsum(1).mT[..., None]  # (B, H, T, 1)
-            # q k + kept_i - kept_j: the softmax over j does not see kept_i, and a further dimension of the keys adds the rest
+            # score q k + kept_i - kept_j: kept_i cancels in the softmax over j, and one more dimension of the keys adds -kept_j
             q, k = torch.cat((q, torch.ones_like(kept)), -1), torch.cat((k, -kept / scale), -1)
         y = attend(q, k, value, see=see, scale=scale, softcap=a.softcap)  # (B, H, T, h)
         if a.exclusive:
@@ -128,7 +128,7 @@ class VariantBlock(nn.Module):
 
 
 class VariantGPT(nn.Module):
-    """A GPT with techniques."""
+    """A GPT with the techniques `v`."""
 
     def __init__(self, model: GPT, v: Variant) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class VariantGPT(nn.Module):
 
 
 def variant(**settings: Any) -> Callable[[nn.Module], nn.Module]:
-    """A technique's `model`: adds to what the model has."""
+    """Return a function for `Technique.model` that sets the fields `settings` of the model's Variant."""
 
     def change(model: nn.Module) -> nn.Module:
         if isinstance(model, VariantGPT):
@@ -183,7 +183,7 @@ def variant(**settings: Any) -> Callable[[nn.Module], nn.Module]:
 
 
 def zero_start(model: nn.Module) -> nn.Module:
-    """Short convolutions begin as the identity, as they did until 2026-11-27."""
+    """Set the weights of short convolutions to zero, so that they begin as the identity (the default until 2026-11-27)."""
     for module in model.modules():
         if isinstance(module, ShortConvolution):
             nn.init.zeros_(module.weight)
@@ -191,7 +191,7 @@ def zero_start(model: nn.Module) -> nn.Module:
 
 
 def balanced(model: nn.Module) -> nn.Module:
-    """Moves the biases of the experts once for each batch, as `ExpertBalance` does."""
+    """Return `model` with a hook that moves the biases of the experts once for each batch, as `ExpertBalance` does."""
 
     def move(model: GPT, _: Any, sums: Tensor | LossSums) -> None:
         if model.training and isinstance(sums, LossSums) and sums.router is not None:
@@ -203,7 +203,7 @@ def balanced(model: nn.Module) -> nn.Module:
 
 
 def experts(count: int) -> Technique:
-    """Two of `count` experts with half of the hidden width compute a token: the FLOPs of the dense MLP, beside the router's."""
+    """Return the technique with `count` experts, 2 a token. Experts are half as wide as the dense MLP: equal FLOPs."""
     config = {"moe": lambda width: MoEConfig(experts=count, top_k=2, expert_width=2 * width)}
     return Technique(f"experts-{count}", "2 of them, half as wide; arXiv 2408.15664", config=config, model=balanced)
 

@@ -1,4 +1,4 @@
-"""Techniques of the ladder that change the optimizer's options, its schedules or the batch."""
+"""Techniques of the ladder (`ladder.py`) that change the optimizer's options, the schedules or the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rate = Callable[[float, int], float]
 
 
 def _rate(shape: DecayShape, *, tenths: int | None = None) -> Rate:
-    """A decay to zero, of all steps after warmup or of the last tenths of the run."""
+    """Return a schedule (t, total) -> factor that decays to zero after warmup, or in the last `tenths` tenths of the run."""
 
     def rate(t: float, total: int) -> float:
         steps = {"warmup_steps": min(WARMUP_STEPS, total // 5), "total_steps": total}
@@ -26,20 +26,20 @@ def _rate(shape: DecayShape, *, tenths: int | None = None) -> Rate:
 
 
 def momentum_warmup(optimizer: Optimizer, t: float, total: int) -> None:
-    """Muon's momentum rises from 0.85 to 0.95 over the first tenth of the steps."""
+    """Set Muon's momentum, which rises from 0.85 to 0.95 over the first tenth of the steps."""
     for group in optimizer.param_groups:
         if "momentum" in group:
             group["momentum"] = 0.85 + 0.1 * min(1.0, 10 * t / total)
 
 
 def decay_to_zero(optimizer: Optimizer, t: float, total: int) -> None:
-    """λ (1 − t/total), and times the rate as always."""
+    """Set the weight decay to λ (1 − t/total). The optimizer multiplies it by the learning rate."""
     for group in optimizer.param_groups:
         group["weight_decay"] = group.setdefault("weight_decay_peak", group["weight_decay"]) * (1 - t / total)
 
 
 def decay_as_rate(optimizer: Optimizer, t: float, total: int) -> None:
-    """λ η/η_peak, so that a step decays by η² λ/η_peak."""
+    """Set the weight decay to λ η/η_peak for the learning rate η, so that a step shrinks weights by the factor η² λ/η_peak."""
     for group in optimizer.param_groups:
         group["lr_peak"] = max(group.get("lr_peak", 0.0), group["lr"])
         decay = group.setdefault("weight_decay_peak", group["weight_decay"])
@@ -47,7 +47,8 @@ def decay_as_rate(optimizer: Optimizer, t: float, total: int) -> None:
 
 
 def ratio(name: str, factor: float) -> Callable[[nn.Module, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Multiply the rate of a group, 0.01; "head" is the part of the embeddings that is the head's."""
+    """Return a function for `Technique.groups` that multiplies the rate 0.01 of the group `name` by `factor`. "head": the
+    output head, which is split off from the group of the embeddings."""
 
     def groups(model: nn.Module, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         lr = {"lr": 0.01 * factor}

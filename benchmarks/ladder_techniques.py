@@ -1,4 +1,4 @@
-"""What a technique of the ladder may change, and how techniques are stacked."""
+"""The class of the ladder's techniques (`ladder.py`), the baseline, and the combination of several techniques."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ WARMUP_STEPS, FINAL_RATIO = 20, 0.1
 
 @dataclass(frozen=True)
 class Technique:
-    """One change of the baseline. What is not set is the baseline's.
+    """A change of the baseline. Fields that are not set leave the baseline unchanged.
 
-    Steps are counted in tokens: `t` is the tokens of all updates up to this one, divided by the tokens of a step of the
-    baseline. With the baseline's batch that is the number of the update, 1, 2, …, `total`.
+    Steps are counted in tokens: the argument `t` of the functions is the number of tokens up to and including the current
+    update, divided by the tokens of a baseline step. With the baseline's batch, t is the update's number, 1, 2, …, `total`.
     """
 
     name: str
     source: str
-    """Where it comes from: a paper or an address."""
+    """The technique's source: a paper, a repository or a description."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of `GPTConfig`, or functions of the width that give them."""
+    """{setting of `GPTConfig`: value, or function from the model's width to the value}."""
     model: Callable[[nn.Module], nn.Module] | None = None
-    """Changes the initialised model, or wraps it. The result is called as `GPT` is: model(ids, targets, loss=…) gives
-    `LossSums`. In training `loss` may hold more than `nll`; in evaluation only `nll` counts. It should change nothing at
-    the start of training, or draw its weights from torch's generator."""
+    """Function that changes or wraps the initialised model. The result is called like `GPT`: model(ids, targets, loss=…)
+    returns `LossSums`. `LossSums.loss` is trained, `LossSums.nll` is evaluated. The function should leave the model's outputs
+    unchanged, or draw new weights from torch's generator."""
     groups: Callable[[nn.Module, list[dict[str, Any]]], list[dict[str, Any]]] | None = None
-    """Changes the groups of `parameter_groups`."""
+    """Function (model, groups of `parameter_groups`) -> changed groups."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `MuonAdamW`."""
+    """{argument of `MuonAdamW`: value}."""
     loss: Callable[..., LossSums] | None = None
     """The loss function of training; None: `cross_entropy`."""
     rate: Callable[[float, int], float] | None = None
-    """(t, total) → factor of the learning rates."""
+    """Function (t, total) -> factor of the learning rates."""
     before_step: Callable[[Optimizer, float, int], None] | None = None
-    """(optimizer, t, total): sets options of the groups, such as weight decay or momentum. The rates are already set."""
+    """Function (optimizer, t, total) that sets options of the groups, such as momentum, after the learning rates are set."""
     rows: Callable[[float, int], float] | None = None
-    """(t, total) → fraction of the batch's sequences in this update."""
+    """Function (t, total) -> sequences of this update, as a fraction of the baseline's batch."""
     length: Callable[[float, int], int] | None = None
-    """(t, total) → the number of equal pieces that each sequence is cut into, a divisor of the block size."""
+    """Function (t, total) -> number of equal pieces into which each sequence is cut, a divisor of the block size."""
 
     def settings(self, width: int) -> dict[str, Any]:
-        """`config` of a model of this width."""
+        """Return `config` with values for a model of width `width`."""
         return {key: value(width) if callable(value) else value for key, value in self.config.items()}
 
 
@@ -62,10 +62,10 @@ def baseline_rate(t: float, total: int) -> float:
 
 
 def stack(techniques: Sequence[Technique]) -> Technique:
-    """All of them at once. Models, groups and what runs before a step apply in their order.
+    """Return all techniques combined. Their functions `model`, `groups` and `before_step` apply in the order of the techniques.
 
     Raises:
-        UserError: two of them set the same thing, and only one can have it.
+        UserError: two techniques set the same setting to different values.
     """
     return reduce(_both, techniques)
 

@@ -3,13 +3,14 @@
     OMP_NUM_THREADS=1 python benchmarks/layouts.py [--steps 20]
     OMP_NUM_THREADS=1 python benchmarks/layouts.py cross [--steps 20]
 
-The model is that of the tests (tests/distributed/layouts.py): 2 layers, 4 heads, width 32, MuonAdamW with clipping, gloo on a
-CPU. The first command prints, per cell, the largest relative difference of any step's loss and gradient norm from one process
-with the same precision, and for each precision its largest difference from fp32. It does so for both iteration dtypes of Muon.
+The model is the tests' (tests/distributed/layouts.py): 2 layers, 4 heads, width 32, MuonAdamW with clipping, gloo on a CPU. The
+first command prints, for each strategy and precision, the largest relative difference over the steps of the loss and of the
+gradient norm from one process with the same precision, and for each precision the largest difference of one process from fp32,
+for both dtypes of Muon's iteration.
 
-`cross` prints, for a layout that saves after half of the steps (rows) and one that continues (columns), the largest relative
-difference of any continued step's loss on any rank from an uninterrupted run of the first layout. 0 means bit for bit. It uses
-fp32 and takes the worst of checkpoints saved whole and sharded, half of these asynchronously.
+`cross` prints, for each layout that saves after half of the steps (rows) and each layout that continues (columns), the largest
+relative difference of a continued step's loss on any rank from an uninterrupted run of the first layout. 0 means bit for bit.
+All runs use fp32. The result is the worst of whole and sharded checkpoints, half of these saved asynchronously.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def worst(ours: list[float], reference: list[float]) -> float:
 
 
 def strategies(folder: Path, steps: int) -> None:
-    """Compare every strategy and precision with one process."""
+    """Print the losses and gradient norms of every strategy and precision compared with one process."""
     for optimizer in ("MuonAdamW", "MuonAdamW-bfloat16"):
         print(f"\n{optimizer}")
         strategies_with(folder, {"optimizer": optimizer, "steps": steps})
@@ -69,7 +70,7 @@ def strategies_with(folder: Path, common: dict[str, Any]) -> None:
 
 
 def cross(folder: Path, steps: int) -> None:
-    """Continue the half-way checkpoints of every layout with every layout, and compare with the uninterrupted runs."""
+    """Continue every layout's checkpoint of half of the steps in every layout, and compare with the uninterrupted runs."""
     at = steps // 2
     saved = cross_load.save_all(folder, at)
     straight = {"single": layouts.train(folder, steps=steps, **cross_load.COMMON)}

@@ -1,8 +1,8 @@
-"""Processor time per optimizer step of `Trainer.fit` with every default callback over that of a hand-written PyTorch loop.
+"""Processor time of an optimizer step of `Trainer.fit` with all default callbacks, over the time in a plain PyTorch loop.
 
 Both use the same model, optimizer, batches, schedule, clipping, precision and logging interval (both write TensorBoard rows).
-After each step of the Trainer, the same process makes the same step by hand, so other load on the machine affects both. The
-result is the ratio of the medians. Validation, checkpoints and samples are not timed.
+After each step of the Trainer, the same process makes the same step in the plain loop, so other load on the machine affects
+both. The result is the ratio of the medians. Validation, checkpoints and samples are not timed.
 
     python benchmarks/loop_tax.py [--runs 3] [--steps 100] [--recipe recipes/quickstart.yaml] [flags of fit]
 """
@@ -34,7 +34,7 @@ WARMUP = 5  # steps before the clock starts
 
 
 class ByHand(Callback):
-    """Make a step by hand after each step of the Trainer, and time both."""
+    """Makes a step of the plain PyTorch loop after each step of the Trainer, and times both."""
 
     def __init__(self, cli: RunObjects, batches: Iterator[dict[str, torch.Tensor]], folder: Path) -> None:
         self.cli, self.batches, self.folder = cli, batches, folder
@@ -82,7 +82,7 @@ class ByHand(Callback):
 
 
 def paired(recipe: str, steps: int, folder: Path, flags: list[str]) -> tuple[float, float]:
-    """Median seconds of the processor of a step with the Trainer and by hand."""
+    """Return (median processor seconds of a step with the Trainer, of a step of the plain loop)."""
     never = "1000000"
     cli = build(parse("fit", [
         "--config", recipe, "--run_dir", str(folder / "run"),

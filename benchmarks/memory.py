@@ -1,9 +1,10 @@
-"""Memory and time by mode of activation checkpointing: peak resident memory of fresh processes.
+"""Memory and time of a training step by mode of activation checkpointing.
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py
 
-Memory is the growth from before the first step to the peak of three steps. Time is CPU time of one thread, as the median of
-paired ratios to "none". The modes alternate in one process, with half the layers and a quarter of the batch.
+Memory is the growth of a fresh process's resident size from before the first step to the peak of three steps. Time is CPU time
+of one thread, as the median of paired ratios to the mode "none"; the modes alternate in one process, with half the layers and a
+quarter of the batch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Near-duplicates of held-out documents: what is found, what is dropped wrongly, and the cost.
+"""Near-duplicates of held-out documents: share of copies that are found, wrongly dropped documents, memory and speed.
 
     python benchmarks/near_duplicates.py                       # Python files of the standard library and the installed packages
     python benchmarks/near_duplicates.py --text corpus --held_out 200
 
-Recall: copies of held-out documents with a share of their words replaced, alone and within a text three times as long. Real
-text: which training files are dropped, and how many of them have less than a fifth of their lines in common with each
-held-out file. For comparison, the same with containment alone, as if SHARE were 0.
+Recall: the share of found copies of held-out documents with a part of their words replaced, alone and within a text three times
+as long. Real text: how many training files are dropped, and how many of these have less than a fifth of their lines in common
+with each held-out file. For comparison, the same with containment alone, as if SHARE were 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check(index: HeldOutIndex, text: bytes) -> Checker:
 
 
 def edited(text: bytes, share: float, words: Sequence[bytes], generator: random.Random) -> bytes:
-    """A copy with this share of the words replaced by words of the corpus; spaces and line ends stay."""
+    """Return a copy of `text` with the share `share` of its words replaced by random `words`; spaces and line ends stay."""
     parts = text.split(b" ")
     for i in generator.sample(range(len(parts)), round(share * len(parts))):
         parts[i] = generator.choice(words)
@@ -56,7 +56,7 @@ def lines(text: bytes) -> set[bytes]:
 
 
 def documents(folders: Sequence[Path], most: int) -> list[bytes]:
-    """Different texts of Python files, in a random order."""
+    """Return at most `most` different texts of the Python files below `folders`, in a random order."""
     paths = sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())
     random.Random(0).shuffle(paths)
     found: dict[bytes, None] = {}

@@ -1,10 +1,10 @@
-"""Tokens per second of recipes on a CPU by how long OpenMP's threads wait for work awake, on a quiet machine and beside others.
+"""Tokens per second of recipes on a CPU by how long idle OpenMP threads spin, on a quiet machine and beside busy processes.
 
     python benchmarks/openmp_spin.py [--rounds 5] [--steps 20] [--busy 2] [--cases quickstart chars]
 
-Each setting has a process of its own, which trains the beginning of the recipe again and again. The settings take turns, in
-another order in each round, first alone and then beside processes that this program keeps busy. The first steps of each run
-are not counted. Ratios are medians of the ratios to the default in the same round. Nothing else should run.
+Each setting has its own process, which trains the first steps of the recipe again and again. The settings take turns, in
+another order in each round, first alone and then beside `--busy` processes that compute all the time. The first 3 steps of each
+run are not counted. Ratios are medians of the ratios to the default setting in the same round. No other program should run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAID = "tokens/s: "
 
 
 def work(flags: list[str]) -> None:
-    """For each line of the input, a number of steps, print the tokens per second of so many steps."""
+    """Read numbers of steps from stdin, one a line. After each line, train so many steps and print the tokens per second."""
     from lightning.pytorch import Callback
 
     from lit_llm.commands.short_runs import ShortRuns
@@ -77,7 +77,7 @@ def speed(process: subprocess.Popen[str], steps: int) -> float:
 
 @contextlib.contextmanager
 def others(count: int) -> Any:
-    """So many processes that are never idle. They end with this one, however it ends."""
+    """Run `count` busy processes during the `with` block. They also end if this process is killed."""
     spin = "import os\nfirst = os.getppid()\nwhile os.getppid() == first: sum(range(10_000))"
     busy = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(count)]
     try:

@@ -1,11 +1,11 @@
-"""Best-fit packing against consecutive blocks: documents cut, padding, and the cost of rows and of a step with documents.
+"""Best-fit packing against consecutive blocks: share of cut documents, padding, time to read a row, and time of a step.
 
     OMP_NUM_THREADS=1 python benchmarks/packing.py                     # Python sources and the documentation of this machine
     OMP_NUM_THREADS=1 python benchmarks/packing.py --lengths 1024 4096 --megabytes 100 FOLDER …
 
-A file is a document. Each folder's tokens are those of a byte-level BPE trained on part of it. A row is read as a batch of one,
-in the order of training, from files in the page cache. A step is forward and backward of a model of 2 blocks of width 256 on a
-packed row, with its documents and without; the ratio is the median of pairs in the order ABBA. Times are of the processor.
+A file is a document. Each folder has its own byte-level BPE tokenizer, trained on a part of it. A row (sequence) is read as a
+batch of one, in the order of training, from files in the page cache. A step is forward and backward of a model of 2 blocks of
+width 256 on packed rows, with and without masking documents; the ratio is the median of pairs. Times are processor time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COLUMNS = (
 
 
 def texts(folder: Path, suffixes: set[str], most: int) -> list[str]:
-    """Different texts below a folder, in a random order, of about `most` bytes."""
+    """Return different texts of the files below `folder`, about `most` bytes together, in a random order."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
     random.Random(0).shuffle(paths)
     found: dict[str, None] = {}
@@ -98,7 +98,7 @@ def seconds_a_row(blocks: Blocks) -> float:
 
 
 def paired_ratio(first: Callable[[], None], second: Callable[[], None], pairs: int) -> float:
-    """Median time of `first` divided by that of `second`."""
+    """Return the median over pairs of the processor time of `first` divided by the time of `second`."""
 
     def seconds(step: Callable[[], None]) -> float:
         start = time.process_time()
@@ -117,7 +117,7 @@ def paired_ratio(first: Callable[[], None], second: Callable[[], None], pairs: i
 
 
 def step_ratio(blocks: Blocks, length: int, pairs: int) -> float:
-    """A step with the documents of rows, divided by one without."""
+    """Return the time of a step that masks the documents of rows, divided by the time of a step without masking."""
     config = GPTConfig(2, 4, n_embd=256, block_size=length, vocab_size=VOCABULARY, mask_documents=True, eos_id=None)
     model = GPT(config)
     batches = [blocks[np.array([block])] for block in sample_index(np.arange(8), samples=len(blocks), seed=1)]

@@ -1,15 +1,15 @@
-"""lit_llm against transformers, family by family: logits in and out, gradients, greedy text, weights bit for bit.
+"""Compare lit_llm with transformers for each model family: logits after import and export, gradients, greedy text, weights.
 
     OMP_NUM_THREADS=1 python benchmarks/parity.py
 
-The models are those of tests/hf/family_models.py, on a CPU: random weights scaled so that logits reach 10, heads of width 24, 3
-groups of keys, vocabulary 101, window 7.
+The models are in tests/hf/family_models.py, on a CPU: random weights scaled so that logits reach 10, heads of width 24, 3
+groups of keys, vocabulary 101, window 7. The columns of the table are:
 
-in         largest difference of any logit in fp32 over 2 texts of 1, 20 and 64 ids: a model of transformers, and its import
-out        the same for changed weights, and their export
-gradients  largest difference of any parameter's gradient in float64, relative to the largest of that parameter
-text       prompts, of 5, after which 25 greedy tokens are equal
-bits       whether all tensors of the folder come back from import and export bit for bit
+in         largest fp32 difference of a logit between transformers' model and its import, over 2 texts of 1, 20 and 64 ids
+out        the same between lit_llm's model with changed weights and its export
+gradients  largest float64 difference of a parameter's gradient, relative to the largest element of this gradient
+text       number of prompts, of 5, after which 25 greedy tokens are equal
+bits       whether import followed by export gives all tensors of the folder bit for bit
 """
 
 from __future__ import annotations

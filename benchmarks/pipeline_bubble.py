@@ -1,8 +1,8 @@
-"""Idle share of each rank of a pipeline by schedule, against the formulas, with a picture of who waited when.
+"""Idle share of each pipeline rank for each schedule, compared with formulas, and a text picture of each rank's work over time.
 
-The engine is the real one (`lit_llm.distributed.pipeline_schedule`, torch's schedules, gloo), but the stages sleep instead of
-computing: on a machine with fewer cores than ranks, computing would not run in parallel. A forward pass of a rank's layers
-takes one unit of time, the gradient of its input another, and the gradient of its weights a third.
+The schedules are lit_llm's (`lit_llm.distributed.pipeline_schedule`, torch's schedules, gloo), but the stages sleep instead of
+computing, because on a machine with fewer cores than ranks, computing would not run in parallel. A forward pass of a rank's
+layers, the gradients of their inputs, and the gradients of their weights each take one unit of time.
 
     python benchmarks/pipeline_bubble.py [--ranks 4] [--micro_batches 8] [--unit 0.06] [--steps 3]
 """
@@ -31,11 +31,11 @@ from lit_llm.distributed.pipeline_transfer import Transfer
 
 WIDTH = 110  # characters of the picture
 Work = tuple[float, float, str]
-"""Start and end in seconds, and the character of the picture."""
+"""(start, end, mark) of a piece of work: seconds, and its character in the picture."""
 
 
 class Sleep(torch.autograd.Function):
-    """The identity, whose backward pass sleeps and notes it."""
+    """The identity. Its backward pass sleeps for `seconds` and appends the work to the list `done`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float, mark: str, done: list[Work]) -> Tensor:
@@ -55,7 +55,7 @@ def work(seconds: float, mark: str, done: list[Work]) -> None:
 
 
 class SleepingStage(nn.Module):
-    """Sleeps in forward, in the gradient of its input and in the gradient of its weight."""
+    """A pipeline stage that sleeps for `seconds` in forward, in the gradient of its input and in the gradient of its weight."""
 
     def __init__(self, seconds: float, *, first: bool, last: bool, done: list[Work]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class SleepingStage(nn.Module):
 
 
 def measure(layout: PipelineLayout, micro_batches: int, unit: float, steps: int) -> list[list[Work]]:
-    """What this rank did in each step, in seconds since all ranks began it."""
+    """Run `steps` steps on this rank. Return the rank's work in each step, in seconds since the step's start."""
     rank, done = dist.get_rank(), list[Work]()
     group = dist.group.WORLD
     assert group is not None
@@ -86,7 +86,7 @@ def measure(layout: PipelineLayout, micro_batches: int, unit: float, steps: int)
     ]
     runner, found = ScheduleRunner(stages, transfer), []
     arguments = [{"input_ids": torch.zeros(1, dtype=torch.int64), "number": i} for i in range(micro_batches)]
-    for _ in range(steps + 1):  # the first one makes the schedule
+    for _ in range(steps + 1):  # the first step also builds the schedule
         done.clear()
         dist.barrier()
         begin = time.perf_counter()
@@ -96,7 +96,9 @@ def measure(layout: PipelineLayout, micro_batches: int, unit: float, steps: int)
 
 
 def formula(layout: PipelineLayout, micro_batches: int) -> float | None:
-    """Idle share of equal stages: (S - 1) / (v M + S - 1) for S ranks with v stages each. None: split backward passes."""
+    """Return the idle share of equal stages, (S - 1) / (v M + S - 1) for S ranks of v stages and M micro-batches.
+
+    None: the schedule splits backward passes, for which there is no formula here."""
     if KINDS[layout.schedule].splits_backward:
         return None
     v, s = layout.stages // layout.ranks, layout.ranks

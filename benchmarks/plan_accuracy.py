@@ -1,6 +1,6 @@
-"""Predictions of `plan` against measured training steps, on a CPU, for 36 configurations.
+"""Compare predictions of `plan` with measured training steps on a CPU, for 36 configurations.
 
-It compares parameters, peak memory (from the allocator's log) and FLOPs (from torch's counter).
+The script compares parameters, peak memory (from the allocator's log) and FLOPs (from torch's FlopCounterMode).
 
     python benchmarks/plan_accuracy.py
 """

@@ -1,4 +1,4 @@
-"""Predictions of `plan` for architectures of users against measured training steps on a CPU: parameters, peak memory, FLOPs.
+"""Compare predictions of `plan` for custom models with measured training steps on a CPU: parameters, peak memory, FLOPs.
 
 python benchmarks/plan_accuracy_own.py
 """

@@ -1,8 +1,8 @@
-"""Planned peak memory of the rank that needs most against the allocator's log, on gloo processes of a CPU.
+"""Compare the planned peak memory of the rank that needs most with the allocator's log, on gloo processes of a CPU.
 
     python benchmarks/plan_accuracy_ranks.py --ranks 2 [--only NAME ...]
 
-One set of processes trains a small model with each layout, and measures as `certify` does (lit_llm/certify/watch.py).
+The processes train a small model with one layout after another. `PlanWatch` of lit_llm/certify/watch.py measures memory.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
 
 
 def measure(job: dict[str, Any], world: int, folder: Path) -> tuple[int, int]:
-    """The planned peak, and the measured one. Every rank calls it. `folder` gets the text to train on."""
+    """Train with the layout `job`. Return (planned peak, measured peak) in bytes of the rank that needs most.
+
+    Every rank calls this function. `world`: number of ranks. `folder`: folder for the training text."""
     text = folder / f"text-{os.environ['RANK']}.txt"
     text.write_text("a line of text, and another one\n" * 3000)
     strategy = MeshStrategy(**job["strategy"]) if "strategy" in job else DDPStrategy(**job.get("ddp", {}))

@@ -1,4 +1,4 @@
-"""Copies of texts with some words changed, which `clean.py` and `decontamination.py` plant."""
+"""Make the copies of texts with some words replaced that `clean.py` and `decontamination.py` add to a corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def edited(text: str, share: float, words: Sequence[str], generator: random.Random) -> str:
-    """A copy with this share of the words replaced; spaces and line ends stay."""
+    """Return a copy of `text` with the share `share` of its words replaced by random `words`; spaces and line ends stay."""
     parts = text.split(" ")
     places = [i for i, part in enumerate(parts) if part.strip()]
     for i in generator.sample(places, round(share * len(places))):

@@ -1,9 +1,9 @@
-"""Predicted against published memory of GPUs, for each run of benchmarks/published.yaml whose source states it.
+"""Compare predicted with published GPU memory, for each run of benchmarks/published.yaml whose source states its memory.
 
     python benchmarks/published_memory.py
 
-Nothing is fitted to these runs. The allocator's slack is the median of other runs, below. Where a program differs from
-lit_llm's (`PROGRAMS`), the memory is put together from the same traces.
+Nothing is fitted to these runs. The ratio of reserved to allocated memory is the median of other runs, in PAIRS. For programs
+that differ from lit_llm (`PROGRAMS`), the memory is computed from the same traces with the program's differences.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ PAIRS = {  # (allocated, reserved) MiB at the peak, of training runs in bf16 wit
 
 @dataclass(frozen=True)
 class Program:
-    """How a program differs from lit_llm's.
+    """The differences of a training program from lit_llm.
 
     Attributes:
-        every_second: selective recomputation keeps every second matrix product of a block, and attention (torchtitan's "op").
-        compiled_loss: the loss is compiled. It keeps logits in bf16, and their gradient.
+        every_second: whether selective recomputation saves attention and every second matrix product (torchtitan's "op").
+        compiled_loss: whether the loss is compiled. A compiled loss keeps the logits and their gradient in bf16.
     """
 
     every_second: bool = False
     compiled_loss: bool = False
 
 
-PROGRAMS = {  # all of these keep the residual stream in bf16, and gather all weights in it
+PROGRAMS = {  # all of these programs keep the residual stream in bf16, and gather all weights in bf16
     "torchtitan, 96 GB H100": Program(every_second=True),
     "torchtitan, H200": Program(every_second=True, compiled_loss=True),
     "nanochat": Program(compiled_loss=True),
@@ -58,7 +58,7 @@ PROGRAMS = {  # all of these keep the residual stream in bf16, and gather all we
 
 
 def predicted(run: Run) -> int:
-    """Bytes at the peak, allocated or reserved as the source states."""
+    """Return the predicted peak bytes of `run`: allocated or reserved bytes, whichever the run's source states."""
     settings = resolved(run.settings, run.hardware)
     if (program := PROGRAMS.get(run.group)) is None:
         memory = peak_memory(settings, cuda=True)
@@ -79,7 +79,7 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
 
     selective = program.every_second and settings.compute.activation_checkpointing == 2
     recomputed = "cheap" if selective else settings.compute.activation_checkpointing
-    whole = replace(layout, strategy="single")  # what is sharded is counted below
+    whole = replace(layout, strategy="single")  # sharded tensors are counted below
     traced = replace(settings, precision="bf16-true", layout=whole).with_checkpointing(recomputed)
     step = Step(traced, settings.sequences, settings.accumulation, rank, cuda=True, gradients_exist=True)
     peaks = {moment: peak | {"gradients": 0} for moment, peak in micro_batch(step).peaks.items()}
@@ -96,7 +96,7 @@ def _of_rank(run: Run, program: Program, rank: int) -> int:
             head["loss head"] = 2 * 2 * logits
         if not in_pipeline:
             head["unusable"] = peaks["forward"]["activations"] - head["activations"]
-    if shards == 1:  # gradients of the step before
+    if shards == 1:  # the 8 bytes are weights and the gradients of the previous step
         stays = 8 * total + int(state_bytes(settings.optimizer, weights, 4) / layout.divisor("optimizer"))
         pools, own = (0, 0, 0), dict.fromkeys(peaks, 0)
     else:

@@ -1,11 +1,11 @@
-"""Predicted against published tokens per second, for each run of benchmarks/published.yaml.
+"""Compare predicted with published tokens per second, for each run of benchmarks/published.yaml.
 
     python benchmarks/published_speed.py          # with the constants of lit_llm/plan/speed.py
     python benchmarks/published_speed.py --fit    # fits them again by least squares of the relative error, and prints them
     python benchmarks/published_speed.py --mixtures    # runs with experts, to which nothing is fitted
     python benchmarks/published_speed.py --unseen      # runs to which nothing is fitted, and the band that `plan` prints
 
-Each run is also predicted with constants fitted to all others, and to all runs of other sources.
+Each run is also predicted with constants fitted to all other runs, and with constants fitted to all runs of other sources.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from published_runs import Run, runs
 
 NAMES = tuple(asdict(FITTED))
 STIFFNESS = 0.03
-"""Weight of a constant's logarithm against the logarithm of a run's error: keeps constants that few runs determine."""
+"""Weight of the change of a constant's logarithm in the fit, so that constants which few runs determine change little."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What does not depend on the constants."""
+    """The work and communication of a run, which do not depend on the fitted constants."""
 
     run: Run
     settings: PlannedRun
@@ -49,7 +49,7 @@ class Known:
         return cls(run, settings, work_of(settings, cuda=True), exchange)
 
     def ratio(self, constants: Constants) -> float:
-        """Predicted over published tokens per second. As `lit_llm.plan.speed.step_times`."""
+        """Return predicted over published tokens per second, by the formula of `lit_llm.plan.speed.step_times`."""
         settings, count = self.settings, self.settings.accumulation
         computing = gpu_seconds(self.work, settings, self.run.hardware, constants)
         assert computing is not None
@@ -59,7 +59,7 @@ class Known:
 
 
 def fitted(known: Sequence[Known], start: Constants, iterations: int = 30) -> Constants:
-    """The constants with the least squares of the logarithm of `ratio`, by Levenberg and Marquardt's method."""
+    """Return the constants with the least sum of squares of log(ratio) over `known`, by the Levenberg-Marquardt method."""
     prior = np.log([getattr(start, name) for name in NAMES])
 
     def errors(logs: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ def constants_of(logs: np.ndarray) -> Constants:
 
 
 def without(known: Sequence[Known], keys: Sequence[object], start: Constants) -> list[float]:
-    """The ratio of each run with constants fitted to the runs of other keys."""
+    """Return the ratio of each run with constants fitted to the runs with another key. `keys`: the key of each run."""
     found = {key: fitted([k for k, other in zip(known, keys, strict=True) if other != key], start, 8) for key in set(keys)}
     return [each.ratio(found[key]) for each, key in zip(known, keys, strict=True)]
 
@@ -102,7 +102,7 @@ def summary(what: str, known: Sequence[Known], ratios: Sequence[float]) -> str:
 
 
 def unseen() -> None:
-    """Bands of runs to which nothing is fitted."""
+    """Print predicted and published speeds, and the band that `plan` prints, of the runs to which nothing is fitted."""
     print("| run | published tokens/s | predicted | ratio | band | |\n|---|---|---|---|---|---|")
     found: dict[bool, list[tuple[float, bool]]] = {False: [], True: []}
     for run in runs(of="unseen"):

@@ -1,8 +1,8 @@
-"""Time of forward and backward of `ShortConvolution`, relative to other ways to compute it, in processor time.
+"""Processor time of forward and backward of `ShortConvolution`, and of two other ways to compute the same function.
 
     python benchmarks/short_convolution.py
 
-The ways are `F.conv1d`, which needs channels before positions, and a sum of shifted sequences. Each gives the same result.
+The other ways are `F.conv1d`, which needs channels before positions, and a sum of shifted sequences.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SIZES = {"4 × 128": (12, 64, 128), "quickstart": (8, 256, 256), "6 × 384": (16
 
 
 def conv1d(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, T, c), (c, n) → (B, T, c)."""
+    """Return x plus its causal depthwise convolution, by `F.conv1d`: x (B, T, c), weight (c, n) → (B, T, c)."""
     padded = F.pad(x.transpose(1, 2), (POSITIONS - 1, 0))
     return x + F.conv1d(padded, weight.flip(1)[:, None], groups=x.size(2)).transpose(1, 2)
 
 
 def shifts(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, T, c), (c, n) → (B, T, c)."""
+    """Return x plus its causal depthwise convolution, as a sum of shifts: x (B, T, c), weight (c, n) → (B, T, c)."""
     padded, past, length = F.pad(x, (0, 0, POSITIONS - 1, 0)), POSITIONS - 1, x.size(1)
     y = x * (1 + weight[:, 0])
     for i in range(1, POSITIONS):

@@ -1,7 +1,7 @@
-"""Cost of the losses by source: a micro-batch forward and backward with and without them, alternating.
+"""Cost of a loss for each data source: forward and backward of a micro-batch with and without these losses, alternating.
 
-The ratio is the median over pairs of CPU time of the process, which other load affects less than wall time. The model is
-quickstart's, in micro-batches of 8 sequences of 256, from 8 sources.
+The ratio is the median over pairs of CPU time of the process, which other load affects less than wall time. The model has the
+size of quickstart's; a micro-batch has 8 sequences of 256 tokens, from 8 sources.
 
     python benchmarks/source_losses.py [--pairs 40]
 """

@@ -1,12 +1,11 @@
-"""The tables of docs/evidence/support-matrix.md and .csv that certificates fill, from docs/evidence/certificates/*.json.
+"""Write the tables of docs/evidence/support-matrix.md and .csv from the certificates docs/evidence/certificates/*.json.
 
     python benchmarks/support_matrix.py          # write both
-    python benchmarks/support_matrix.py --check  # exit code 1 if they are not what this writes
+    python benchmarks/support_matrix.py --check  # exit code 1 if the files differ from what would be written
 
 A cell of the CSV names the numbers of devices on which a check passed; the page counts the layouts. A cell is stale if the
-code that the check covers had changed when the page was written. The page records the fingerprints of that code, so that a
-test can write it again at any time: a commit that makes a certificate stale does not change what the page must say. `--check`
-compares with the code of today.
+code that the check covers had changed between certificate and page. The page records the fingerprints of the code at its
+writing, so that a test can write the same page after later changes of the code. `--check` compares with the code of today.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("resume", "checkpoint"), (*TRAINING, "checkpoint")),
     **{"plan": (*TRAINING, "plan"), "links": ("certify",), "disk": ("checkpoint", "certify")},
 }
-"""First word of a check's name → rooms of lit_llm whose code it covers."""
+"""{first part of a check's name: rooms (folders) of lit_llm whose code the check covers}."""
 NAMES = {
     **{"False": "eager", "True": "compiled", "none": "no recomputation", "full": "recomputation: full"},
     **{"attention": "recomputation: attention", "cheap": "recomputation: cheap"},
@@ -43,7 +42,7 @@ NAMES = {
 
 
 def rows_of(check: dict[str, Any]) -> list[tuple[str, str]]:
-    """(feature, layout) of the cells that a check fills."""
+    """Return (feature, layout) of each cell of the matrix to which the outcome of `check` belongs."""
     kind, *words = check["name"].split("/")
     if kind == "losses" and len(words) == 5:
         layout, precision, mode, recomputation, optimizer = words
@@ -64,18 +63,18 @@ def features() -> list[str]:
 
 
 def certificates() -> list[dict[str, Any]]:
-    """All certificates, by kind and number of devices."""
+    """Return the contents of all certificates, sorted by kind and number of devices."""
     found = [json.loads(path.read_text()) for path in CERTIFICATES.glob("*.json")]
     return sorted(found, key=lambda each: (each["machine"]["device"], each["machine"]["devices"]))
 
 
 def kinds_of(found: list[dict[str, Any]]) -> list[str]:
-    """Kinds of devices that have a certificate, and CPU processes."""
+    """Return "CPU process" and the kinds of devices that have a certificate, sorted."""
     return sorted({"CPU process", *(each["machine"]["device"] for each in found)})
 
 
 def tables(now: dict[str, str]) -> str:
-    """The tables of the page, and the fingerprints `now` that decide what is stale."""
+    """Return the page's tables and a comment with `now`, {room: fingerprint of its code}, which decides what is stale."""
     found = certificates()
     lines = ["| machine | result | date | versions | stale kinds of checks |", "|---|---|---|---|---|"]
     for each in found:
@@ -92,7 +91,7 @@ def tables(now: dict[str, str]) -> str:
 
 
 def cells(now: dict[str, str]) -> str:
-    """The CSV: for each kind of device, a row for each feature and a column for each layout."""
+    """Return the CSV file's text: for each kind of device, a row for each feature and a column for each layout."""
     found, file = certificates(), io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(["device", "feature", *LAYOUTS])
@@ -102,12 +101,12 @@ def cells(now: dict[str, str]) -> str:
 
 
 def is_stale(certificate: dict[str, Any], kind: str, now: dict[str, str]) -> bool:
-    """Whether the code that a kind of check covers has changed."""
+    """Whether code that checks of the kind `kind` cover has changed since the certificate."""
     return any(certificate["machine"]["code"].get(room) != now[room] for room in COVERS[kind])
 
 
 def outcomes_of(found: list[dict[str, Any]], now: dict[str, str]) -> dict[tuple[str, str], dict[int, set[str]]]:
-    """(feature, layout) → number of devices → what the checks found there."""
+    """Return {(feature, layout): {number of devices: outcomes of the checks, where an outdated "passed" is "stale"}}."""
     outcomes: dict[tuple[str, str], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for each in found:
         for check in each["checks"]:
@@ -118,13 +117,13 @@ def outcomes_of(found: list[dict[str, Any]], now: dict[str, str]) -> dict[tuple[
 
 
 def matrix(found: list[dict[str, Any]], now: dict[str, str]) -> list[list[str]]:
-    """A row for each feature: its name, and a cell for each layout."""
+    """Return a row for each feature: the feature's name, and a cell for each layout."""
     outcomes = outcomes_of(found, now)
     return [[feature, *(cell(outcomes[feature, layout]) for layout in LAYOUTS)] for feature in features()]
 
 
 def summary(found: list[dict[str, Any]], now: dict[str, str]) -> list[str]:
-    """A row for each feature, a column for each number of devices: on how many of its layouts the feature passed."""
+    """Return a Markdown table: for each feature and number of devices, on how many layouts the feature's checks passed."""
     outcomes, devices = outcomes_of(found, now), [each["machine"]["devices"] for each in found]
     lines = [f"| feature | {' | '.join(f'{n} devices' for n in devices)} |", "|---" * (len(devices) + 1) + "|"]
     for feature in features():
@@ -140,7 +139,7 @@ def summary(found: list[dict[str, Any]], now: dict[str, str]) -> list[str]:
 
 
 def cell(outcomes: dict[int, set[str]]) -> str:
-    """Of one feature on one layout: the numbers of devices by what was found. One failure or stale check is named."""
+    """Return a cell's text: numbers of devices, with "failed" or "stale" if a check was. `outcomes`: by number of devices."""
     found: dict[str, list[int]] = {}
     for devices, of in sorted(outcomes.items()):
         worst = next((name for name in ("failed", "stale", "passed") if name in of), None)
@@ -151,13 +150,13 @@ def cell(outcomes: dict[int, set[str]]) -> str:
 
 
 def written() -> dict[str, str]:
-    """The fingerprints that the page records."""
+    """Return {room: fingerprint of its code} as the page records it."""
     first, last = CODE.split("{}")
     return dict(json.loads(PAGE.read_text(encoding="utf-8").partition(first)[2].partition(last)[0]))
 
 
 def page(now: dict[str, str]) -> str:
-    """The page with its tables."""
+    """Return the page's text with new tables."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return f"{before}{BEGIN}{tables(now)}{END}{rest.partition(END)[2]}"
 

@@ -1,4 +1,4 @@
-"""The best learning rate by width and by depth, with and without `model.base_width` and `model.base_depth`.
+"""The best learning rate as a function of width and depth, with and without `model.base_width` and `model.base_depth`.
 
     OMP_NUM_THREADS=1 python benchmarks/transfer.py --optimizer muon --scaling on --widths 64 128 256 512
     OMP_NUM_THREADS=1 python benchmarks/transfer.py --optimizer adamw --scaling off --depths 2 4 8 16
@@ -6,7 +6,7 @@
 Each run trains on characters of the standard library's sources: block 64, batch 12, the same samples in the same order, warmup
 and a cosine to zero, bf16-mixed. All rates of the optimizer are multiplied by one factor, a power of two, or of √2 with
 `--spacing 0.5`. The optimum is the lowest point of a parabola through the best factor and its neighbours, on a logarithmic
-axis. Each finished run is a line of the CSV file, and a run that is in it is not repeated. `--table` prints what the file has.
+axis. Each finished run is a line of the CSV file, and is not repeated. `--table` prints a table of the file's runs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from lit_llm.optim import MuonAdamW, optimizer_of
 BASE_WIDTH, BASE_DEPTH, HEAD_DIM = 128, 4, 32
 BLOCK, BATCH = 64, 12
 RATES = {"muon": 0.01, "adamw": 0.002}
-"""A factor of 1: of MuonAdamW both rates, its defaults; of AdamW about the best at the base size."""
+"""{optimizer: learning rate for a factor of 1}: MuonAdamW's default for both rates; for AdamW about the best at base size."""
 
 
 class Run(NamedTuple):
-    """What decides a run's result."""
+    """All settings on which a run's result depends."""
 
     optimizer: str
     scaling: str
@@ -46,11 +46,11 @@ class Run(NamedTuple):
     steps: int
     seed: int
     exponent: float
-    """log2 of the factor of the rates."""
+    """log2 of the factor by which the learning rates are multiplied."""
 
 
 def batches(steps: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(steps, batch, block + 1) of training, (n, block + 1) of validation."""
+    """Return token ids of (training (steps, BATCH, BLOCK + 1), validation (batches, rows, BLOCK + 1)). `seed`: of the order."""
     data = PythonStdlib(tokenizer=Characters(vocab_size=128), micro_batch_size=BATCH, global_batch_size=BATCH, block_size=BLOCK)
     data.prepare_data()
     data.setup("fit")
@@ -74,7 +74,7 @@ def make_optimizer(name: str, factor: float, groups: list) -> torch.optim.Optimi
 
 
 def train(run: Run, data: tuple[Tensor, Tensor]) -> float:
-    """The validation loss in nats a character."""
+    """Train the model of `run` on `data`, the result of `batches`. Return the validation loss in nats per character."""
     torch.manual_seed(run.seed)
     bases = {"base_width": BASE_WIDTH, "base_depth": BASE_DEPTH} if run.scaling == "on" else {}
     config = GPTConfig(
@@ -105,7 +105,7 @@ def train(run: Run, data: tuple[Tensor, Tensor]) -> float:
 
 
 class Results:
-    """Losses of finished runs, kept in a CSV file."""
+    """The losses of finished runs ({run: loss}), stored in the CSV file `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.losses = path, {}
@@ -128,7 +128,9 @@ class Results:
 
 
 def optimum(losses: dict[float, float]) -> float | None:
-    """The lowest point of the parabola through the best exponent and its neighbours. None: it is at an end of the grid."""
+    """Return the exponent at the lowest point of the parabola through the best exponent and its neighbours.
+
+    None: the best exponent is at an end of the grid. `losses`: {exponent: loss}."""
     at = sorted(losses)
     best = min(at, key=lambda exponent: losses[exponent])
     i = at.index(best)
@@ -141,7 +143,7 @@ def optimum(losses: dict[float, float]) -> float | None:
 
 
 def search(base: Run, results: Results, data: tuple[Tensor, Tensor], spacing: float, start: float, wide: int) -> float:
-    """Train around `start` until the best exponent has `wide` neighbours on both sides; returns the best exponent."""
+    """Train runs with exponents around `start` until the best exponent has `wide` neighbours on both sides. Return the best."""
     wanted = [round(start / spacing) * spacing]
     while wanted:
         for exponent in wanted:
@@ -158,7 +160,7 @@ def search(base: Run, results: Results, data: tuple[Tensor, Tensor], spacing: fl
 
 
 def table(results: Results) -> str:
-    """One line for each model: the optimum, its loss, and the loss at the base's optimum."""
+    """Return text with a line for each model (best rate, lowest loss), and lines on how far the best rate moves over sizes."""
     curves: dict[tuple, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for run, loss in results.losses.items():
         curves[run.optimizer, run.scaling, run.steps, run.width, run.depth][run.exponent][run.seed] = loss

@@ -31,19 +31,19 @@ C = TypeVar("C", bound=Callback)
 
 
 def is_logged(trainer: Trainer, step: int) -> bool:
-    """Whether optimizer step `step` = 1, 2, … has a row of metrics: step 1 and multiples of `Trainer(log_every_n_steps)`."""
+    """Whether a row of metrics is logged at optimizer step `step`: at step 1 and multiples of `Trainer(log_every_n_steps)`."""
     every = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return every > 0 and (step == 1 or step % every == 0)
 
 
 SHOWN_FIRST = {"train/loss": "Loss/train", "val/loss": "Loss/validation"}
-"""Metric → a second tag of its value in TensorBoard, which sorts groups of tags by name, capitals first, and unfolds two."""
+"""Metric → second TensorBoard tag of its value. TensorBoard sorts tag groups, capitals first, and opens the first two."""
 
 
 def write_row(trainer: Trainer, row: Mapping[str, float], step: int, tensorboard: Mapping[str, float] | None = None) -> None:
-    """Write `row` to every logger at optimizer step `step`, and to `trainer.callback_metrics`.
+    """Write `row` (metric name → value) to every logger at optimizer step `step`, and to `trainer.callback_metrics`.
 
-    Not `self.log`: it costs 0.5 ms a value, and its x-axis is one step behind.
+    Lightning's `self.log` would cost 0.5 ms a value, and would log the values one step too early on the x-axis.
 
     Args:
         tensorboard: values that TensorBoardLoggers write instead of `row`. None: `row` and the second tags of `SHOWN_FIRST`.
@@ -59,18 +59,18 @@ _metric_steps: WeakKeyDictionary[Trainer, dict[str, int | None]] = WeakKeyDictio
 
 
 def set_metrics(trainer: Trainer, row: Mapping[str, float], step: int | None) -> None:
-    """Copy a row into `trainer.callback_metrics`, and note the optimizer step that its values belong to (None: unknown)."""
+    """Copy a row into `trainer.callback_metrics`. Store for `metric_step` the step at which it was measured (None: unknown)."""
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in row.items()})
     _metric_steps.setdefault(trainer, {}).update(dict.fromkeys(row, step))
 
 
 def metric_step(trainer: Trainer, name: str | None) -> int | None:
-    """The optimizer step that a metric in `trainer.callback_metrics` belongs to. None: unknown, as after `self.log`."""
+    """The optimizer step of the value of metric `name` in `trainer.callback_metrics`. None: unknown, as after `self.log`."""
     return None if name is None else _metric_steps.get(trainer, {}).get(name)
 
 
 class _AfterSteps(Callback):
-    """A callback whose method `_after_step(trainer, pl_module, step)` is called once per optimizer step."""
+    """Base class of callbacks: calls the subclass's `_after_step(trainer, pl_module, step)` after each optimizer step."""
 
     _step = 0  # the last optimizer step handled
 
@@ -91,7 +91,7 @@ class _AfterSteps(Callback):
 
 
 class _Layers:
-    """Stands for a method of one object and calls it through layers: functions around it, added and removed in any order."""
+    """Callable that `wrap` puts in the place of an object's method. Calls the method through wrapper functions, the layers."""
 
     def __init__(self, method: Callable[..., Any], replaced: bool) -> None:
         functools.update_wrapper(self, method)  # also copies attributes: torch's schedulers set one on `optimizer.step`
@@ -138,7 +138,7 @@ def _undo_all(undo: Iterable[Callable[[], None]]) -> None:
 
 
 class _PutsBack(Callback):
-    """A callback that replaces methods or registers hooks while `fit` runs. `_undo` has the functions that undo this."""
+    """Base class of callbacks that replace methods or register hooks; teardown and on_exception call `_undo`'s functions."""
 
     _undo: tuple[Callable[[], None], ...] = ()
 
@@ -157,7 +157,7 @@ class _PutsBack(Callback):
 
 
 def accumulates(trainer: Trainer) -> bool:
-    """Whether more micro-batches of the current optimizer step follow."""
+    """Whether the current micro-batch is not the last one of its optimizer step."""
     return trainer.fit_loop._should_accumulate()
 
 
@@ -167,11 +167,11 @@ def micro_batches_begun(trainer: Trainer) -> int:
 
 
 def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], position: Callable[[], int]) -> Callable[[], None]:
-    """Let an optimizer step accumulate a window of any number of micro-batches. Returns the function that undoes this.
+    """Replace Lightning's rules for when to step and when to zero gradients. Returns the function that undoes the replacement.
 
     Args:
         is_full: whether the current micro-batch completes the optimizer step.
-        position: number of the current micro-batch in its window, from 0. Gradients are zeroed before number 0.
+        position: number of the current micro-batch in its optimizer step, from 0. Gradients are zeroed before number 0.
     """
     loop = trainer.fit_loop.epoch_loop
 
@@ -189,7 +189,7 @@ def set_accumulation_window(trainer: Trainer, is_full: Callable[[], bool], posit
 
 
 def validation_follows(trainer: Trainer) -> bool:
-    """Whether Lightning validates right after this on_train_batch_end. Asks Lightning's own test before Lightning does."""
+    """Whether Lightning validates right after this on_train_batch_end. Calls the test that Lightning itself will call."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     batches = loop.val_loop.max_batches  # of each loader; none are known before the first validation
     return fetcher is not None and loop._should_check_val_fx(fetcher) and (not batches or sum(batches) > 0)
@@ -203,7 +203,8 @@ def skip_next_validation(trainer: Trainer) -> None:
 def validate_when_resuming(trainer: Trainer) -> None:
     """Make the resumed run begin with the validation of the checkpoint's step, if this validation is due.
 
-    Call in on_train_start; a second call is harmless. Lightning itself skips a validation whose step was saved before it ran.
+    Call in on_train_start; a second call is harmless. Lightning itself skips this validation if the checkpoint was saved
+    after the step and before the validation.
     """
     loop = trainer.fit_loop.epoch_loop
     validation = loop.val_loop
@@ -224,7 +225,7 @@ def validate_when_resuming(trainer: Trainer) -> None:
 
 
 def enter_finished_fit(trainer: Trainer, is_due: Callable[[], bool]) -> Callable[[], None]:
-    """Make `fit` enter its loop although `max_steps` is reached, if a validation is due. Returns the function that undoes it.
+    """Make `fit` enter its loop although `max_steps` is reached, if a validation is due. Returns the function that undoes this.
 
     Call in on_fit_start. `is_due` is called later, when every strategy has restored the state of callbacks. The loop validates
     (:func:`validate_when_resuming`) and ends without a training step. If no validation runs, for example with
@@ -282,9 +283,9 @@ class ValidationInterrupted(Exception):
 def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
     """Make `fit` continue after :class:`ValidationInterrupted` as if the validation had not begun.
 
-    Nothing is logged, and neither on_validation_epoch_end nor on_validation_end is called. Instead, the method
-    `on_validation_interrupted(trainer, pl_module)` of callbacks that have it is called, and before the training epoch ends: at
-    its end Lightning advances the epoch counters, and a checkpoint would contain them. Returns the function that undoes this.
+    Nothing is logged, and neither on_validation_epoch_end nor on_validation_end is called. Instead, callbacks with a method
+    `on_validation_interrupted(trainer, pl_module)` are called. They may save a checkpoint there, so the call comes before
+    Lightning ends the training epoch and advances the epoch counters. Returns the function that undoes this.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     loop = epoch_loop.val_loop
@@ -311,7 +312,7 @@ def interruptible_validation(trainer: Trainer) -> Callable[[], None]:
 
 
 def check_after_validation(callback: Callback) -> bool:
-    """Make an EarlyStopping check after each validation, not at the end of an epoch. Returns whether `callback` changed."""
+    """Make an EarlyStopping check after each validation, not at an epoch's end. Returns whether this changed `callback`."""
     if isinstance(callback, EarlyStopping) and callback._check_on_train_epoch_end:
         callback._check_on_train_epoch_end = False
         return True
@@ -323,7 +324,7 @@ def check_after_validation(callback: Callback) -> bool:
 
 @contextmanager
 def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """A context with the module in eval mode, and with what `without_traces` sets. Afterwards all modes are as before."""
+    """Context manager: sets eval mode and enters `without_traces`. At its end, each submodule gets its former mode."""
     modes = [(module, module.training) for module in pl_module.modules()]
     try:
         pl_module.eval()
@@ -336,9 +337,9 @@ def evaluation_mode(trainer: Trainer, pl_module: LightningModule) -> Iterator[No
 
 @contextmanager
 def without_traces(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """A context for forward passes without gradients, in validation's autocast. Afterwards random state is as before.
+    """Context manager for forward passes without gradients, in validation's autocast. At its end, restores the random state.
 
-    FSDP2 leaves some weights gathered after a forward pass without a backward pass; at the end they are sharded again.
+    Calls `reshard` at its end, because FSDP2 leaves some weights gathered after a forward pass without a backward pass.
     """
     try:
         with isolate_rng(), torch.no_grad(), trainer.precision_plugin.forward_context():
@@ -348,10 +349,10 @@ def without_traces(trainer: Trainer, pl_module: LightningModule) -> Iterator[Non
 
 
 def reshard(module: nn.Module) -> None:
-    """Free the whole weights that FSDP2 keeps after a forward pass without a backward pass.
+    """Free the gathered weights that FSDP2 keeps in memory after a forward pass without a backward pass.
 
-    Calls the method `reshard` of every submodule that has one. FSDP2's modules have it; a module whose FSDP2 modules are not
-    its submodules, such as one that holds a pipeline's stages, must define it.
+    Calls the method `reshard` of `module` and of every submodule that has this method, as FSDP2's modules do. A module that
+    keeps FSDP2 modules outside its submodules, such as the stages of a pipeline, must define `reshard`.
     """
     for unit in module.modules():
         free = getattr(unit, "reshard", None)
@@ -363,7 +364,7 @@ def reshard(module: nn.Module) -> None:
 
 
 def stop_now(trainer: Trainer) -> Callable[[], None]:
-    """Set `should_stop`; clear `min_steps` and `min_epochs`, which would delay it. Returns a function that restores these."""
+    """Set `should_stop`. Clear `min_steps` and `min_epochs`, which delay the stop; the returned function restores these two."""
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     min_epochs, min_steps = fit.min_epochs, loop.min_steps
     fit.min_epochs = loop.min_steps = None
@@ -376,9 +377,9 @@ def stop_now(trainer: Trainer) -> Callable[[], None]:
 
 
 def note_sigterm_only(trainer: Trainer) -> Callable[[], None]:
-    """Make Lightning's SIGTERM handler set a flag and nothing else. Returns the function that undoes it.
+    """Make Lightning's SIGTERM handler set a flag and nothing else. Returns the function that restores the original handler.
 
-    The original also broadcasts from the handler, which hangs if only one rank receives the signal.
+    The original handler also broadcasts the flag, which hangs if only one rank receives the signal.
     """
     connector = trainer._signal_connector
 
@@ -396,7 +397,7 @@ def take_sigterm(trainer: Trainer) -> bool:
 
 
 def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
-    """Remove the broadcast of a SIGTERM flag before every micro-batch. Returns the function that undoes it."""
+    """Remove Lightning's broadcast of a SIGTERM flag before every micro-batch. Returns a function that undoes the removal."""
     return wrap(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda inner: None)
 
 
@@ -404,7 +405,7 @@ def without_sigterm_broadcast(trainer: Trainer) -> Callable[[], None]:
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 SAVE = "save_checkpoint"
-VALIDATION = "validation"  # in `fit`; `listen` adds it, because the Trainer reports only its parts
+VALIDATION = "validation"  # in `fit`; `listen` reports it, because the Trainer reports only actions within a validation
 SAMPLES = "generate_samples"  # of TextSamples
 TASKS = "score_tasks"  # of TaskScores
 _ACTIONS = {FETCH: "data_stall", SAVE: "checkpoint", VALIDATION: "validation"}
@@ -413,7 +414,7 @@ _MODULE = {"optimizer_step": "optimizer", "optimizer_zero_grad": "optimizer"}
 
 
 def part_of(action: str) -> str | None:
-    """The part of training time, such as "forward", that an action reported to the profiler belongs to; None if none."""
+    """The part of training time, such as "forward", to which an action of the profiler belongs; None if there is none."""
     if action in _ACTIONS:
         return _ACTIONS[action]
     hook = action.rpartition(".")[2]
@@ -430,8 +431,8 @@ def is_optimizer_step(action: str) -> bool:
 def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[str], None]) -> Callable[[], None]:
     """Call `started(action)` when an action begins and `stopped(action)` when it ends.
 
-    Actions are VALIDATION and those that the Trainer reports to its profiler, which works as before. Several callbacks can
-    listen at once, and stop listening in any order. Returns the function that stops listening.
+    The actions are `VALIDATION` and all that the Trainer reports to its profiler, by name; the profiler works as before.
+    Several callbacks can listen at once, and stop listening in any order. Returns the function that stops listening.
     """
     profiler = trainer.profiler  # type: ignore[attr-defined]
 
@@ -459,7 +460,7 @@ def listen(trainer: Trainer, started: Callable[[str], None], stopped: Callable[[
 
 
 def callback_of(trainer: Trainer, kind: type[C]) -> C | None:
-    """The trainer's first callback of a class; None if it has no such callback."""
+    """The trainer's first callback of the class `kind`; None if the trainer has no callback of this class."""
     return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]
 
 
@@ -469,10 +470,10 @@ def shards_otherwise(trainer: Trainer) -> bool:
 
 
 def refuse_other_shards(trainer: Trainer, callback: type[Callback]) -> None:
-    """Refuse a strategy that shards parameters, but not as DTensors: `callback` would take a rank's part for the whole.
+    """Refuse a strategy that shards parameters, but not as DTensors: `callback` would take a rank's shard for the whole tensor.
 
     Raises:
-        UserError: The strategy is such a strategy.
+        UserError: The strategy is FSDP1 or DeepSpeed.
     """
     if shards_otherwise(trainer):
         raise UserError(

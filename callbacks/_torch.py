@@ -1,4 +1,4 @@
-"""The private names of torch that callbacks use, all in this file of the folder, and helpers that need no Lightning."""
+"""Helpers of the callbacks that need no Lightning. Only this file of the folder uses private names of torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch.profiler import profile
 
 T = TypeVar("T")
 AVERAGE = "ema_state_dict"
-"""Key of a checkpoint for `EMA`'s average of the trainable parameters, in fp32, by their names in `state_dict`."""
+"""Checkpoint key of `EMA`'s average of the trainable parameters: a dict from the name in `state_dict` to an fp32 tensor."""
 IGNORED = -100
 """The target of a position that a loss leaves out: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 
 def tensors_in(nested: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts, depth first."""
+    """Yield the tensors in nested tuples, lists and dicts, depth first."""
     if isinstance(nested, Tensor):
         yield nested
     elif isinstance(nested, list | tuple):
@@ -36,7 +36,7 @@ def tensors_in(nested: Any) -> Iterator[Tensor]:
 
 
 def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors of one device in place by a 0-d tensor, in one fused launch if all have its dtype."""
+    """Multiply tensors of one device in place by a 0-d tensor, in one fused kernel if all tensors have the factor's dtype."""
     if all(tensor.dtype == factor.dtype for tensor in tensors):
         torch._foreach_mul_(tensors, factor)
         return
@@ -45,7 +45,7 @@ def multiply_(tensors: list[Tensor], factor: Tensor) -> None:
 
 
 def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Set each tensor to tensor + weight · (end − tensor), in place, in one fused launch. Each end has its tensor's dtype."""
+    """Set each tensor in place to tensor + weight · (end − tensor), in one fused kernel. `ends[i]` has `tensors[i]`'s dtype."""
     torch._foreach_lerp_(tensors, ends, weight)
 
 
@@ -55,7 +55,7 @@ def process_count() -> int:
 
 
 def gathered(value: T) -> list[T]:
-    """Return the `value` of each process, in the order of ranks. A collective; [value] if there is no process group."""
+    """Return the `value` of each process, in the order of ranks. A collective; returns [value] if there is no process group."""
     values = [value] * process_count()
     if len(values) > 1:
         dist.all_gather_object(values, value)
@@ -63,12 +63,12 @@ def gathered(value: T) -> list[T]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, as a view of its memory; any tensor that is no DTensor is returned itself."""
+    """This rank's shard of a DTensor, which shares its memory (`to_local`); any other tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
-    """This rank's part of a parameter's gradient, placed like the parameter: partial sums are reduced. None: no gradient."""
+    """This rank's shard of a parameter's gradient, redistributed to the parameter's placements. None: there is no gradient."""
     grad = parameter.grad
     if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
@@ -76,18 +76,18 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
 
 
 def local_box(tensor: DTensor) -> tuple[slice, ...]:
-    """Where this rank's shard lies in the whole tensor: one slice per dimension, empty if the rank holds nothing.
+    """The slices, one per dimension, that cut this rank's shard out of the whole tensor. An empty shard has an empty slice.
 
-    Sharding in contiguous chunks, once (FSDP2 or tensor parallelism) or twice (both), always gives one box.
+    A shard is always one box, because FSDP2, tensor parallelism, and both together shard into contiguous chunks.
     """
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def after_gradients(call: Callable[[], None]) -> None:
-    """Make the backward pass under way call `call` when all gradients are computed.
+    """Make the current backward pass call `call` when all gradients are computed. For use in a hook of the backward pass.
 
-    DDP and FSDP2 queue their own calls later in the backward pass. These wait for the reduction, and run after `call`.
+    DDP and FSDP2 queue their own calls later in the backward pass, so `call` runs before they wait for gradient reductions.
     """
     Variable._execution_engine.queue_callback(call)
 
@@ -98,22 +98,22 @@ def is_profiling() -> bool:
 
 
 def profiler_events(recording: profile) -> Any:
-    """The kineto events of a stopped profiler. Ten times faster than `recording.events()`."""
+    """The kineto events of a stopped profiler. This takes a tenth of the time that `recording.events()` takes."""
     return recording.profiler.kineto_results.events()  # type: ignore[union-attr]
 
 
 def unscales_by_itself(optimizer: Optimizer) -> bool:
-    """Whether the optimizer, as torch's fused ones do, unscales the gradients in its own step under fp16 loss scaling."""
+    """Whether, under fp16 loss scaling, the optimizer's own step unscales the gradients, as torch's fused optimizers do."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def start_memory_history(entries: int) -> None:
-    """Start to record allocations and frees of CUDA memory. The last `entries` records are kept."""
+    """Start to record allocations and frees of CUDA memory. torch keeps the last `entries` records."""
     torch.cuda.memory._record_memory_history(max_entries=entries)
 
 
 def stop_memory_history(file: Path | None) -> None:
-    """Stop recording CUDA memory, and first write the records to `file` (None: drop them)."""
+    """Write the records of CUDA memory to `file` (None: drop the records), then stop recording."""
     if file is not None:
         torch.cuda.memory._dump_snapshot(str(file))
     torch.cuda.memory._record_memory_history(enabled=None)

@@ -15,16 +15,16 @@ from .ranges import check_ranges, whole
 
 
 class Stage(NamedTuple):
-    """Consecutive optimizer steps with one batch size."""
+    """Record of a stage of a batch ramp: consecutive optimizer steps with one batch size."""
 
-    step: int  # optimizer steps before it
-    tokens: int  # tokens consumed before it
+    step: int  # optimizer steps before the stage
+    tokens: int  # tokens consumed before the stage
     size: int  # tokens per batch
 
 
 def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
-    """Convert pairs (tokens consumed, tokens per batch) to stages. A size holds from the first step that begins with its
-    number of tokens consumed, or more.
+    """Convert pairs (tokens consumed, tokens per batch) to stages. A pair's batch size holds from the first step at whose
+    beginning at least the pair's number of tokens has been consumed.
     """
     ramp: list[Stage] = []
     for threshold, size in tokens_per_batch:
@@ -40,22 +40,22 @@ def stages(tokens_per_batch: Sequence[Sequence[int]]) -> list[Stage]:
 
 
 def _whole(number: float) -> Any:
-    """Convert a whole number that is written as a float, as 1e7, to an int. Any other number is returned for `check_ranges`."""
+    """Convert a whole number that is written as a float, as 1e7, to an int. Return any other number unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 class BatchRamp(_PutsBack):
     """Changes the batch size during training by changing the number of accumulated micro-batches.
 
-    The size of a step is that of the last pair whose tokens have been consumed when the step begins. It depends only on the
-    step number, so no state is saved: a resumed run makes the same steps, on any number of ranks and with any micro-batch that
-    divides all sizes.
+    A step has the batch size of the last pair in `tokens_per_batch` whose tokens have been consumed when the step begins. This
+    size depends only on the step number, so no state is saved: a resumed run has the same batch sizes, on any number of ranks
+    and with any micro-batch size that divides all batch sizes.
 
-    The data module, or else the LightningModule, must have `micro_batch_tokens` (`contracts.py`), and the train_dataloader must
-    yield micro-batches of that size. For an exact resume, the train_dataloader must begin on each rank after the micro-batches
-    of `trainer.global_step` steps. If all micro-batches have one size, n steps have
-    `tokens_before(n) // (micro_batch_tokens * ranks)` of them on each rank. If an epoch ends within a step, Lightning makes the
-    step with the micro-batches so far.
+    The data module, or else the LightningModule, must have `micro_batch_tokens`, the tokens of one micro-batch on one rank
+    (`contracts.py`). For an exact resume, the train_dataloader must begin on each rank after the micro-batches of
+    `trainer.global_step` steps. If all micro-batches have one size, the first n steps have
+    `tokens_before(n) // (micro_batch_tokens * ranks)` micro-batches on each rank. If an epoch ends within a step, Lightning
+    makes the step with the micro-batches so far.
 
     Logs: nothing.
 
@@ -113,7 +113,7 @@ class BatchRamp(_PutsBack):
         return stage.step - (stage.tokens - tokens) // stage.size
 
     def sequences(self, length: int) -> tuple[tuple[int, int], ...]:
-        """(optimizer steps before it, sequences per step) of each stage, for sequences of `length` tokens."""
+        """For each stage, (optimizer steps before the stage, sequences per step), with sequences of `length` tokens."""
         return tuple((stage.step, stage.size // length) for stage in self.stages)
 
     def _stage(self, step: int) -> Stage:
@@ -123,7 +123,7 @@ class BatchRamp(_PutsBack):
         """One sentence for each batch size that is not a multiple of the tokens in one micro-batch of all ranks together.
 
         Args:
-            micro_batch_tokens: tokens of one micro-batch on one rank, as a function of the optimizer steps before it.
+            micro_batch_tokens: number of optimizer steps made → tokens of the next micro-batch on one rank.
             ranks: number of data-parallel ranks.
         """
         problems = []
@@ -195,7 +195,7 @@ class BatchRamp(_PutsBack):
         self._undo = (set_accumulation_window(trainer, is_full, position), one_micro_batch)
 
     def _update_window(self, trainer: Trainer) -> None:
-        """Begin a new accumulation window if this is the first micro-batch after an optimizer step. Harmless to call again."""
+        """At a step's first micro-batch, set the step's number of micro-batches. A second call in one step changes nothing."""
         seen = micro_batches_begun(trainer)
         if seen == self._seen:
             return

@@ -1,4 +1,4 @@
-"""Checkpoints at optimizer steps: the newest few, the best, and permanent ones."""
+"""Saves checkpoints at optimizer steps, and keeps the newest few, the best, and some permanently."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _LOSSES = ("val/loss", "val_loss", "valid/loss", "valid_loss", "validation/loss"
 
 
 class _Files(NamedTuple):
-    """The checkpoint files of a run, as names without a folder, because the run folder may be moved."""
+    """Record of the checkpoint files of a run. File names have no folder, because the run folder may be moved."""
 
     best_score: float | None = None
     best_name: str = ""
     kept: tuple[str, ...] = ()  # oldest first; other files are never touched unless this run wrote them
-    permanent: tuple[str, ...] = ()  # those of `kept` that are never deleted
-    leaving: tuple[str, ...] = ()  # to be deleted once the checkpoint that lists them here is on disk
+    permanent: tuple[str, ...] = ()  # the files of `kept` that are never deleted
+    leaving: tuple[str, ...] = ()  # files to delete once the checkpoint that contains this list is on disk
 
 
 class StepCheckpoint(_AfterSteps, Checkpoint):
@@ -43,18 +43,18 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
 
     Saves happen between two optimizer steps and through `trainer.save_checkpoint`:
         - every `every_n_steps` optimizer steps, every `keep_every_n_steps`, and when `every_n_minutes` have passed since the
-          last save. If validation follows the step, the save waits for its end: a resumed run would not repeat the validation;
-        - when validation, or a score of tasks, improves on the best `monitor`. Only a value measured at the saved step counts;
+          last save. If validation follows the step, the save comes after it: a resumed run would not repeat the validation;
+        - when the metric `monitor`, of validation or tasks, improves. Only a value measured at the saved step counts;
         - at the step in the attribute `stable_until` of another callback (WSD: the last step before its decay);
         - when another callback's attribute `save_now` is true: at once, because after a signal there is no time to validate;
         - at the end of training.
-    Kept: the newest `keep_last` files and the best, and forever those of `keep_every_n_steps` and `stable_until`. An older file
-    is deleted only after the next one is on disk. Never deleted: the target of a link, and a file that neither this run nor a
-    run it resumed from wrote.
+    The newest `keep_last` files and the best file are kept, and forever the files of `keep_every_n_steps` and `stable_until`.
+    An older file is deleted only after the next file is on disk. This callback never deletes the target of a link, or a file
+    that neither this run nor a run it resumed from wrote.
 
-    Links and deletions wait until the save has succeeded. If the trainer's CheckpointIO has a method `finished`
-    (`contracts.py`), it tells this to rank 0, which calls it after every micro-batch during a save. Otherwise, the file must be
-    there and complete: Lightning may return from a save without an error although the disk refused permission.
+    Rank 0 makes links and deletions after the save has succeeded. If the trainer's CheckpointIO has a method `finished`
+    (`contracts.py`), rank 0 calls it after every micro-batch to learn this. Otherwise, rank 0 tests that the file exists and is
+    complete: Lightning may return from a save without an error although the disk refused permission.
 
     A stop in the middle of an accumulation window (a Timer, a callback that sets `trainer.should_stop`) is delayed to the
     end of the window, because a checkpoint does not contain the gradients of half a window.
@@ -72,22 +72,22 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         on_train_end: saves the last step, unless it is already saved, and waits until it is on disk.
         on_exception: waits for a save in progress.
         on_fit_end: makes the repairs of on_train_start, if the resumed run had no step left.
-        State: score and file name of the best, names of the files kept and of those to be deleted; plain types.
-    All ranks take part in every save. Rank 0 decides which is the best, reads the clock, and makes links and deletions. With
-    `fast_dev_run` nothing is saved.
+        State: score and name of the best file, names of the files kept and of the files to be deleted; plain types.
+    All ranks take part in every save. Rank 0 decides which file is the best, reads the clock, and makes links and deletions.
+    With `fast_dev_run` nothing is saved.
 
     For the calling program: `last_save_failed`, after `fit`, is whether the last checkpoint could not be written.
 
     Args:
         every_n_steps: optimizer steps between two saves.
-        keep_last: number of newest files kept, at least 1. The best is kept in addition.
+        keep_last: number of newest files kept, at least 1. The best file is kept in addition.
         monitor: metric of validation, or of tasks, that determines the best checkpoint; null = no best. If validation does not
-            log it, a warning says so, before the first step if there is a sanity check. For a validation loss, its other usual
-            names are tried, such as val_loss.
+            log this metric, a warning says so, before the first step if there is a sanity check. For a validation loss, other
+            usual names of this loss are tried, such as val_loss.
         mode: whether the smallest or the largest value is best. NaN and infinity are never best.
         dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
-        every_n_minutes: also save when this many minutes have passed since the last save; null = off. May be a few steps
-            late: reading the clock is a collective, so it is not done every step.
+        every_n_minutes: also save when this many minutes have passed since the last save; null = off. The save may be a few
+            steps late, because a collective tells the ranks the time, and not at every step.
         keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
 
     Raises:
@@ -130,17 +130,17 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """Path of the best file, or "" before the first one."""
+        """Path of the best checkpoint file; "" before the first best file."""
         return str(self._folder / self._files.best_name) if self._files.best_name else ""
 
     @property
     def best_model_score(self) -> Tensor | None:
-        """Value of `monitor` for the best file, or None before the first one."""
+        """Value of `monitor` for the best checkpoint file, as a 0-d tensor; None before the first best file."""
         return None if self._files.best_score is None else torch.tensor(self._files.best_score)
 
     @property
     def last_model_path(self) -> str:
-        """Path of the newest file, or "" before the first one."""
+        """Path of the newest checkpoint file; "" before the first file."""
         return str(self._folder / self._files.kept[-1]) if self._files.kept else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -201,7 +201,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._save(trainer, score)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the step whose validation StopOnSignal has interrupted, unless it is already saved. Not a Lightning hook."""
+        """Save this step, unless it is saved. StopOnSignal, not Lightning, calls this, after it interrupts a validation."""
         if trainer.global_step != self._saved_step and not accumulates(trainer):
             self._due = False
             self._save(trainer)
@@ -228,8 +228,8 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
     def _minutes_are_over(self, trainer: Trainer, step: int) -> bool:
         """Whether every_n_minutes have passed since the last save, by rank 0's clock.
 
-        To read that clock is a collective, so it is next read at step `_look_at_clock`: halfway to the step at which the time
-        will be up, extrapolated from the pace since the last save.
+        The broadcast of the answer is a collective, so this sets the step of the next one, `_look_at_clock`: halfway to that at
+        which the minutes will be over, extrapolated from the pace since the last save.
         """
         if self.every_n_minutes is None or step < self._look_at_clock:
             return False
@@ -242,12 +242,12 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return over
 
     def _improved_task_score(self, trainer: Trainer) -> float | None:
-        """The value of `monitor`, if it is a score of tasks made at this step and the best value so far, else None."""
+        """As `_improved_score`, if `monitor` is the score of a task that was measured at this step; else None."""
         scored = metric_step(trainer, self.monitor) == trainer.global_step and is_score(trainer, self.monitor)
         return self._improved_score(trainer) if scored else None
 
     def _improved_score(self, trainer: Trainer) -> float | None:
-        """The value of `monitor`, if it was measured at this step and is the best value so far, else None. A collective."""
+        """The value of `_metric`, if measured at this step and better than the best file's value; else None. A collective."""
         if self.monitor is None:
             return None
         metric = self._metric(trainer)
@@ -261,9 +261,9 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return trainer.strategy.broadcast(score if improved and math.isfinite(score) else None)
 
     def _metric(self, trainer: Trainer) -> str | None:
-        """Name of the metric that determines the best: `monitor`, or another usual name of the loss. None: neither was logged.
+        """Name of the metric that determines the best file: `monitor`, or another usual name of the loss. None: none is logged.
 
-        Warns once if it is not `monitor`.
+        Warns once if the returned name is not `monitor`.
         """
         metrics = trainer.callback_metrics
         names = (self.monitor, *(_LOSSES if self.monitor in _LOSSES else ()))
@@ -299,7 +299,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._settle(trainer, wait=False)
 
     def _plan(self, step: int, best_score: float | None) -> _Files:
-        """The run's files as they will be once this step is saved, as the new best if `best_score` is given."""
+        """The run's files as they will be once this step is saved. If `best_score` is given, this step is the new best."""
         old, name = self._files, _name(step)
         newest_last = [*(kept for kept in old.kept if kept != name), name]
         best = (old.best_score, old.best_name) if best_score is None else (best_score, name)
@@ -310,7 +310,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return _Files(*best, kept, tuple(name for name in kept if name in permanent), leaving)
 
     def _settle(self, trainer: Trainer, *, wait: bool) -> None:
-        """If the save in progress has ended, update links and files; with `wait`, first wait for its end. Called on rank 0."""
+        """If the save in progress has ended, set `last_save_failed`, and after a success update links and files. On rank 0."""
         if self._saving is None:
             return
         saved = self._is_saved(trainer, self._folder / self._saving.kept[-1], wait=wait)
@@ -323,7 +323,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._link_and_remove(trainer, files)
 
     def _is_saved(self, trainer: Trainer, path: Path, *, wait: bool) -> bool | None:
-        """Whether the save to `path` has succeeded. None: it is in progress; `wait` waits for its end. Called on rank 0."""
+        """Whether the save to `path` has succeeded; None: it is in progress. `wait`: first wait. May warn. Called on rank 0."""
         plugin = trainer.strategy.checkpoint_io
         if (background := offered(plugin, SavesInBackground)) is not None:
             return background.finished(path, wait=wait)
@@ -339,7 +339,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return False
 
     def _link_and_remove(self, trainer: Trainer, files: _Files) -> None:
-        """Point the links at these files and delete the files in `files.leaving`. Called on rank 0, once they are on disk."""
+        """Point the links at `files`, delete the files in `files.leaving`. Called on rank 0 when the new file is on disk."""
         stable = [name for name in files.permanent if name == _name(self._stable_step)]
         links = {"last.ckpt": files.kept[-1:], "best.ckpt": [files.best_name], "stable.ckpt": stable}
         for link, targets in links.items():
@@ -350,7 +350,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
                 trainer.strategy.remove_checkpoint(self._folder / name)  # a file or a folder, depending on the strategy
 
     def _repair(self, trainer: Trainer) -> None:
-        """Make, on rank 0, the links and deletions that a killed process did not make, and forget files not in the folder."""
+        """Make, on rank 0, the links and deletions that a killed process did not make. Forget files missing in the folder."""
         if self._restored and Path(str(trainer.ckpt_path)).parent.resolve() != self._folder.resolve():
             self._files = _Files()  # files of these names in this folder are others
         self._repaired, self._restored, leaving, self._files = True, False, self._files.leaving, self._present()
@@ -358,21 +358,21 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             self._link_and_remove(trainer, self._files._replace(leaving=leaving))
 
     def _settle_together(self, trainer: Trainer) -> None:
-        """Wait for the save in progress and broadcast its outcome. Called on all ranks."""
+        """Wait for the save in progress, let rank 0 update links and files, and broadcast the outcome. Called on all ranks."""
         if trainer.is_global_zero:
             self._settle(trainer, wait=True)
         self._files, self.last_save_failed = trainer.strategy.broadcast((self._files, self.last_save_failed))
         self._saving = None
 
     def _present(self) -> _Files:
-        """Those of the files in `self._files` that still exist in the folder."""
+        """A copy of `self._files` without the files that no longer exist in the folder. `self._files` is not changed."""
         old = self._files
         there = {name for name in {*old.kept, old.best_name} if name and (self._folder / name).exists()}
         best = (old.best_score, old.best_name) if old.best_name in there else (None, "")
         return _Files(*best, *(tuple(name for name in names if name in there) for names in (old.kept, old.permanent)))
 
     def _link(self, link: str, target: str) -> None:
-        """Point `link` at `target` atomically: a reader finds the old file or the new one. A link that points there stays.
+        """Point `link` at `target` atomically: a reader finds the old target or the new target. A correct link is left alone.
 
         If the link cannot be made (the file system has no links, no inode is left, or a folder has its name), there is one
         warning, and training continues: no resume needs a link.
@@ -413,7 +413,7 @@ def _name(step: int) -> str:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a complete file, or a folder, is at `path`. torch's format is a ZIP archive, whose directory comes last."""
+    """Whether `path` is a folder or a complete file. torch.save writes a ZIP archive, whose directory is at the file's end."""
     if not path.is_file():
         return path.exists()
     with path.open("rb") as file:

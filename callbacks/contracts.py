@@ -38,51 +38,51 @@ def fact_of_data(trainer: Trainer, name: str) -> int | None:
 
 
 class SaysStepLoss(Protocol):
-    """A module that knows the loss of an optimizer step, for callbacks that use this loss: `SpikeGuard`, `TrainingProgress`.
+    """Protocol of a module that knows the loss of an optimizer step, which `SpikeGuard` and `TrainingProgress` use.
 
-    That loss differs from the mean of the micro-batches' losses if their numbers of counted targets differ. Both
-    attributes are 0-d tensors, the same on all ranks, and set before callbacks' `on_before_optimizer_step`.
+    The step's loss is not the mean of its micro-batches' losses if micro-batches have different numbers of counted targets.
+    Both attributes are 0-d tensors, the same on all ranks, and set before callbacks' `on_before_optimizer_step`.
     """
 
     step_loss: Tensor
-    """The mean loss over the counted targets of the global batch; NaN if no target counts."""
+    """The mean loss over the counted (not ignored) targets of the global batch; NaN if no target counts."""
     step_count: Tensor
-    """The number of counted targets in the global batch."""
+    """The number of counted (not ignored) targets in the global batch."""
 
 
 class SaysWhetherTargetsCount(Protocol):
-    """A module that says whether micro-batches weigh equally in a step's loss. `HealthSignals` assumes it of any other."""
+    """Protocol of a module that says if micro-batches have equal weight in a step's loss. `HealthSignals` else assumes so."""
 
     every_target_counts: bool
     """Whether no target is ignored, so that the loss of a step is the mean of its micro-batches' losses."""
 
 
 class ScalesFirstGradient(Protocol):
-    """A module that weights micro-batches by their numbers of counted targets. For `GradientNoise`."""
+    """Protocol of a module that weights micro-batches by their numbers of counted targets. `GradientNoise` reads it."""
 
     def first_gradient_scale(self) -> Tensor | float:
-        """The factor that makes the gradient of a step's first micro-batch that of the mean loss over its counted targets.
+        """The factor that turns the gradient of a step's first micro-batch into the gradient of this micro-batch's mean loss.
 
-        Called after that micro-batch. Infinite or NaN if it has no counted target.
+        Called after this micro-batch's backward pass. Infinite or NaN if the micro-batch has no counted (not ignored) target.
         """
 
 
 class HoldsAllLogits(Protocol):
-    """A module that says how many logits training holds. Unless it holds all, `HealthSignals` limits those of its probe."""
+    """Protocol of a module that says whether training holds all logits at once. If not, `HealthSignals` probes fewer logits."""
 
     holds_all_logits: bool
     """Whether training has the logits of a whole micro-batch in memory."""
 
 
 class SaysFlops(Protocol):
-    """A module that knows its FLOPs. For any other, `Throughput` assumes six FLOPs per parameter and token."""
+    """Protocol of a module that knows its FLOPs. For other modules, `Throughput` assumes six FLOPs per parameter and token."""
 
     flops_per_token: float
-    """Training FLOPs per token."""
+    """FLOPs of training, forward and backward, per token."""
 
 
 class WritesText(Protocol):
-    """A module that can continue a text, as `TextSamples` needs."""
+    """Protocol of a module that can continue a text, as `TextSamples` needs."""
 
     def generate_text(
         self, prompt: str, *, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int
@@ -90,66 +90,66 @@ class WritesText(Protocol):
         """Return the prompt and its continuation, or the continuation alone, without use of the global random generators.
 
         Args:
-            top_k, top_p: as usual in sampling; None: no such limit.
+            top_k, top_p: limits of top-k and nucleus sampling; None: no such limit.
         """
 
 
 class ScoresText(Protocol):
-    """A module that `TaskScores` can score. Its `forward` takes ids (B, T) and returns logits (B, T, V)."""
+    """Protocol of a module that `TaskScores` can score. Its `forward` takes ids (B, T) and returns logits (B, T, V)."""
 
     tokenizer: Any
     """Has `encode` and `decode`. May have `bos_id`, `eos_id`, `prefix_token_ids` (begin every text), `stop_ids` (end an answer)
-    and `special_ids` (left out of an answer). If the module also has `exported_tokenizer`, that is used instead."""
+    and `special_ids` (left out of an answer). `TaskScores` uses `exported_tokenizer` instead, if the module has it."""
     context_length: int
     """Largest number of tokens that the model reads at once."""
 
 
 class ContinuesText(Protocol):
-    """A module that can generate text, as those tasks of lm_eval need whose answers are generated."""
+    """Protocol of a module that can generate ids, for tasks of lm_eval in which the model generates the answers."""
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
-        """Yield at most `max_new_tokens` ids after `ids`: each is the likeliest one after all ids before it."""
+        """Yield at most `max_new_tokens` token ids that continue `ids`: each is the most likely next id (greedy decoding)."""
 
 
 class HasMicroBatches(Protocol):
-    """A data module, or else a LightningModule, that knows the size of its micro-batches, as `BatchRamp` needs."""
+    """Protocol of a data module, or else a LightningModule, that knows its micro-batches' size, as `BatchRamp` needs."""
 
     micro_batch_tokens: int | Callable[[int], int]
-    """Tokens of one micro-batch on one rank, or a function from the number of optimizer steps before it to this number."""
+    """Tokens of one micro-batch on one rank; or a function: number of optimizer steps made → tokens of the next micro-batch."""
 
 
 class CountsExperts(Protocol):
-    """A module with L mixtures of E experts, as `ExpertBalance` needs.
+    """Protocol of a module with L mixtures of E experts, as `ExpertBalance` needs.
 
-    It may also have `router_means`: a dict from the name of a further metric, such as "entropy", to its values (L,).
+    The module may also have `router_means`: a dict from a metric's name, such as "entropy", to the metric's values (L,).
     """
 
     expert_counts: Tensor
-    """(L, E), the same on all ranks: the tokens of the step's global batch that each expert has computed. Known before
-    callbacks' `on_before_optimizer_step`, and unchanged if activations are computed again."""
+    """(L, E), the same on all ranks: the number of tokens of the step's global batch that each expert has computed. Known
+    before callbacks' `on_before_optimizer_step`. Recomputation of activations (checkpointing) is not counted."""
     expert_biases: Sequence[Tensor | None]
-    """One buffer (E,) per layer, which is added to the scores by which experts are chosen; None for a layer of another rank."""
+    """One buffer (E,) per mixture, added to the router's scores when experts are chosen; None for a layer of another rank."""
 
 
 # -- of a data module ---------------------------------------------------------------------------------------------------
 
 
 class NumbersSamples(Protocol):
-    """A data module that numbers its samples, so that `SpikeGuard` can name the samples of a skipped step."""
+    """Protocol of a data module that numbers its samples, so that `SpikeGuard` can name the samples of a skipped step."""
 
     step_samples: range
     """Global numbers of the samples in the next optimizer step."""
 
 
 class TellsOfText(Protocol):
-    """A data module that knows facts about its text. `HealthSignals` uses each of these attributes if it exists."""
+    """Protocol of a data module that knows facts about its text. `HealthSignals` uses each of the attributes that exists."""
 
     vocab_size: int
-    """Number of ids that can occur. An embedding may be padded, and then has more rows."""
+    """Number of token ids that can occur. A padded embedding has more rows than this."""
     unknown_id: int
-    """The id for characters that the tokenizer does not have, and for nothing else."""
+    """The token id that stands for characters unknown to the tokenizer, and for nothing else."""
     bos_id: int
-    """The id that opens every document."""
+    """The token id at the beginning of every document."""
     train_tokens: int
     """Length of the training text, in tokens."""
 
@@ -158,61 +158,61 @@ class TellsOfText(Protocol):
 
 
 class SplitsLayers(Protocol):
-    """A strategy with pipeline stages: its ranks hold different parameters."""
+    """Protocol of a strategy with pipeline stages: its ranks hold different parameters."""
 
     pipeline_mesh: DeviceMesh
     """Mesh of the ranks whose stages together are one model."""
     repeated_parameters: Collection[Tensor]
-    """Those parameters of this rank of which an earlier rank of the pipeline also has a copy."""
+    """The parameters of this rank of which an earlier rank of the pipeline also has a copy, such as tied embeddings."""
 
 
 class ScalesLoss(Protocol):
-    """A precision plugin with fp16 loss scaling."""
+    """Protocol of a precision plugin with fp16 loss scaling."""
 
     scaler: Any
     """torch's GradScaler."""
 
 
 class SavesInBackground(Protocol):
-    """A CheckpointIO plugin that tells `StepCheckpoint` how a save ended. For any other plugin, the file is examined."""
+    """Protocol of a CheckpointIO that tells `StepCheckpoint` how a save ended. With others, StepCheckpoint reads the file."""
 
     def finished(self, path: Path, *, wait: bool = False) -> bool | None:
-        """Whether the last save to `path` has succeeded. None: it is in progress. With `wait`, first wait for its end."""
+        """Whether the last save to `path` has succeeded. None: the save is in progress. `wait`: first wait for the save."""
 
 
 # -- of another callback ------------------------------------------------------------------------------------------------
 
 
 class KnowsNorm(Protocol):
-    """A callback that knows the gradient norm (`GradientNorm`), for callbacks that come after it."""
+    """Protocol of a callback that knows the gradient norm (`GradientNorm`). Later callbacks of the Trainer read the norm."""
 
     latest_norm: Tensor | None
-    """Gradient norm of the current step before clipping. None: not computed."""
+    """Gradient norm of the current step before clipping, 0-d. None: not computed."""
 
 
 class KnowsSkip(Protocol):
-    """A callback that knows whether a step is skipped (`SpikeGuard`), for callbacks that come after it."""
+    """Protocol of a callback that knows whether a step is skipped (`SpikeGuard`). Later callbacks of the Trainer read this."""
 
     latest_skip: Tensor | None
-    """0-d: 1 if the current step is skipped, 0 if it is made. None: not judged."""
+    """0-d: 1 if the current step is skipped, 0 if the step is made. None: the callback has not judged the step."""
 
 
 class AsksToSave(Protocol):
-    """A callback that asks for a checkpoint (`StopOnSignal`), for callbacks that save."""
+    """Protocol of a callback that asks for a checkpoint (`StopOnSignal`). Callbacks that save read the attribute."""
 
     save_now: bool
     """True: save a checkpoint at this step, at once. Set before the saving callback reads it in `on_train_batch_end`."""
 
 
 class KnowsStableStep(Protocol):
-    """A learning-rate schedule that ends with a decay, for `StepCheckpoint`."""
+    """Protocol of a learning-rate schedule that ends with a decay. `StepCheckpoint` reads the attribute."""
 
     stable_until: int
-    """The last step before the decay, whose checkpoint is kept."""
+    """The last optimizer step before the decay. `StepCheckpoint` never deletes this step's checkpoint."""
 
 
 class KnowsScores(Protocol):
-    """A callback that logs scores (`TaskScores`), perhaps less often than validation, for callbacks that monitor a score."""
+    """Protocol of a callback that logs scores (`TaskScores`), perhaps in fewer steps than validation logs its metrics."""
 
     score_names: Collection[str]
     """Names of the metrics that the callback logs, known when training starts."""
@@ -225,33 +225,33 @@ def is_score(trainer: Trainer, name: str | None) -> bool:
 
 
 class HearsOfInterruption(Protocol):
-    """A callback that must know when `StopOnSignal` interrupts a validation, for which it has begun something."""
+    """Protocol of a callback that `StopOnSignal` tells of an interrupted validation, for example to undo a hook's changes."""
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called instead of `on_validation_end` if the validation was interrupted."""
+        """Called in place of `on_validation_epoch_end` and `on_validation_end` if the validation was interrupted."""
 
 
 # -- where nothing is offered ---------------------------------------------------------------------------------------------
 
 
 class MeanOfMicroBatches:
-    """Averages the losses of a step's micro-batches on this rank, as `on_before_backward` gets them."""
+    """Averages the losses of a step's micro-batches on this rank. `add` takes the loss that `on_before_backward` gets."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
         self._number = 0
 
     def add(self, trainer: Trainer, loss: Tensor) -> None:
-        """Add the loss of a micro-batch. Lightning has divided this loss by the number of micro-batches of a whole step."""
+        """Add a micro-batch's loss to the sum. Lightning has divided `loss` by the number of micro-batches of a whole step."""
         loss = loss.detach().float().reshape(())
         if (scaling := offered(trainer.precision_plugin, ScalesLoss)) is not None:
             loss = loss / scaling.scaler.scale(torch.ones((), device=loss.device))
         self._sum, self._number = loss if self._sum is None else self._sum + loss, self._number + 1
 
     def take(self, trainer: Trainer) -> Tensor | None:
-        """Return the mean of the losses added since the last call; None if there are none.
+        """Return the mean (0-d) of the losses added so far, and forget these losses; None if no loss was added.
 
-        The number of losses is counted, because an epoch may end before the step has all its micro-batches.
+        The mean is over the losses added, because an epoch may end before the step has all its micro-batches.
         """
         total, number, self._sum, self._number = self._sum, self._number, None, 0
         return None if total is None else total * max(1.0, trainer.accumulate_grad_batches / number)

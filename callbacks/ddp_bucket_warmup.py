@@ -21,7 +21,7 @@ class DDPBucketWarmup(Callback):
     Logs: nothing.
 
     Contract:
-        on_train_start: one backward pass without the model, and one reduction; then clears the gradients.
+        on_train_start: makes this backward pass, in which DDP reduces gradients once; then clears the gradients.
         State: none.
     """
 

@@ -1,4 +1,4 @@
-"""Dense matrix-product peaks of devices, in TFLOP/s: the only table of them, for MFU and for plans."""
+"""Peak speeds of devices in dense matrix products, in TFLOP/s: the only such table, for MFU and for plans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 KINDS = ("bf16", "tf32", "fp32", "fp8")
-"""Precisions of the peaks. bf16: also fp16, both with fp32 accumulation. fp32: without tensor cores."""
+"""Precisions for which the table has peaks. bf16: also fp16, both with fp32 accumulation. fp32: without tensor cores."""
 
 # (device name, peak of each of KINDS). Vendors print tensor-core figures "with sparsity": halved here. None: not published, or
 # sources differ. The pattern must match the whole name, because a variant (another form factor, a laptop part, a MIG slice) has
@@ -47,7 +47,7 @@ _PEAKS: tuple[tuple[str, tuple[float | None, ...]], ...] = (
 
 
 def peaks_of(device_name: str) -> dict[str, float | None]:
-    """The peaks of a device in TFLOP/s by precision (`KINDS`). All are None if the device is not in the table.
+    """The peaks of a device: precision (`KINDS`) → TFLOP/s. All peaks are None if the device is not in the table.
 
     Args:
         device_name: as returned by `torch.cuda.get_device_name()`.
@@ -57,7 +57,7 @@ def peaks_of(device_name: str) -> dict[str, float | None]:
 
 
 def peak_of(peaks: Mapping[str, float | None], precision: str, matmul_precision: str = "highest") -> float | None:
-    """The peak, in TFLOP/s, that limits training in a precision; None if it is unknown.
+    """The peak speed, in TFLOP/s, of matrix products in a Trainer precision; None if this peak is unknown.
 
     Args:
         peaks: the peaks of the device, as `peaks_of` returns them.

@@ -35,16 +35,16 @@ class EMA(_AfterSteps):
     Validation measures the average, unless `validate` is false: in `fit`, and by `trainer.validate` after a `fit`. With
     `ckpt_path`, `trainer.validate` measures the weights of the checkpoint. To exchange weights and average, one parameter at a
     time is copied; the weights of bf16 parameters are all kept in copies until they are exchanged back. Buffers and frozen
-    parameters are those of the model. If a parameter is unfrozen during training, its average begins with its weights after the
-    next step.
+    parameters have no average. If a parameter is unfrozen during training, its average begins with its weights after the next
+    step.
 
     Logs: nothing.
 
     Contract:
-        on_train_start: the average is that of the checkpoint, or begins with the weights.
-        on_train_batch_end: updates it after optimizer steps.
+        on_train_start: restores the checkpoint's average, or begins the average with the weights.
+        on_train_batch_end: updates the average after optimizer steps.
         on_validation_start: exchanges weights and average; on_validation_end, on_validation_interrupted, on_exception,
-            on_save_checkpoint: exchanges them back. A module's `on_validation_epoch_end` still has the average.
+            on_save_checkpoint: exchange them back. In a module's `on_validation_epoch_end`, the model still has the average.
         on_save_checkpoint: adds the average to the checkpoint, under the key `AVERAGE`.
         State: the number of updates, and the average.
     Cost: 4 bytes a trainable parameter; one pass over weights and average an update.
@@ -121,7 +121,7 @@ class EMA(_AfterSteps):
         self._exchange_back(pl_module)
 
     def on_validation_interrupted(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exchange weights and average back, when StopOnSignal has interrupted validation. Not a Lightning hook."""
+        """Exchange weights and average back. `StopOnSignal` calls this after it interrupts a validation; Lightning does not."""
         self._exchange_back(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -142,12 +142,12 @@ class EMA(_AfterSteps):
         self._updates = int(state_dict["updates"])
 
     def by_name(self, pl_module: LightningModule) -> dict[str, Tensor]:
-        """The average of each trainable parameter, sharded like it, by its names in `state_dict`. Empty before `start_step`."""
+        """Name in `state_dict` → average of this trainable parameter, sharded like the parameter. Empty before `start_step`."""
         return {name: self._average[self._names[p]] for name, p in _trainable(pl_module).items() if p in self._names}
 
     @contextmanager
     def averaged(self, pl_module: LightningModule) -> Iterator[None]:
-        """A context in which the model has the weights that validation measures: the average if there is one and `validate`."""
+        """Context manager in which the model has the average as its weights, if an average exists and `validate` is true."""
         self._exchange(pl_module)
         try:
             yield
@@ -156,19 +156,19 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _begin(self, pl_module: LightningModule) -> None:
-        """Begin the average, without updates so far, as a copy of the weights."""
+        """Begin the average as a copy of the weights, and set the number of updates to 0."""
         self._updates = 0
         self._begin_others(pl_module)
 
     @torch.no_grad()
     def _begin_others(self, pl_module: LightningModule) -> None:
-        """Begin the average of each trainable parameter that has none as a copy of its weights."""
+        """For each trainable parameter without an average, add an average that is a copy of the parameter."""
         for name, parameter in _trainable(pl_module).items():
             if parameter not in self._names:
                 local_part(self._add(name, parameter)).copy_(local_part(parameter))
 
     def _add(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """Allocate the average of a parameter, sharded like it. Its values are not set."""
+        """Allocate the average of a parameter, sharded like the parameter, and return it with uninitialised values."""
         self._names[parameter] = name
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._average[name] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -176,7 +176,7 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _restore(self, pl_module: LightningModule) -> None:
-        """Copy the average from the checkpoint: whole tensors by name, in memory or on disk. Each rank reads its part."""
+        """Copy the average from the checkpoint, which has whole tensors, in memory or on disk. Each rank copies its shards."""
         saved, self._saved = self._saved, None
         for name, parameter in _trainable(pl_module).items():
             if name not in saved or tuple(saved[name].shape) != tuple(parameter.shape):
@@ -210,7 +210,7 @@ class EMA(_AfterSteps):
 
     @torch.no_grad()
     def _swap(self, pl_module: LightningModule) -> None:
-        """Exchange weights and average, or exchange them back."""
+        """Exchange weights and average. A second call exchanges them back."""
         self._exchanged = not self._exchanged
         for parameter, name in self._names.items():
             part, mean = local_part(parameter), local_part(self._average[name])

@@ -10,20 +10,20 @@ _flag_of: FlagOf = lambda owner, argument: None  # noqa: E731
 
 
 class UserError(ValueError):
-    """A mistake in the input: one sentence a line, each with the value, the rule, and the argument or flag that mends it.
+    """A mistake in the user's input. Each line of the message is one sentence: the value, the rule, and the flag to change.
 
-    A callback raises it for an argument that is invalid, or a setting of the Trainer or the module that conflicts with it.
-    `python -m lit_llm` prints it without a traceback and exits with code 2. Any other exception is a bug and keeps its
-    traceback.
+    A callback raises this error for an invalid argument, or for a conflicting setting of the Trainer or the module.
+    `python -m lit_llm` prints the message without a traceback and exits with code 2. Any other exception is a bug and keeps
+    its traceback.
     """
 
 
 @contextmanager
 def flags(flag_of: FlagOf) -> Iterator[None]:
-    """A context in which messages name settings by their flags on a command line.
+    """Context manager in which `setting` and `without` name settings by their flags on a command line.
 
     Args:
-        flag_of: returns the flag of an argument of a class, or of the class itself (argument None); None if it has no flag.
+        flag_of: (class, argument) → flag; argument None asks for the flag of the class itself. Returns None without a flag.
     """
     global _flag_of
     before, _flag_of = _flag_of, flag_of
@@ -34,12 +34,12 @@ def flags(flag_of: FlagOf) -> Iterator[None]:
 
 
 def setting(owner: type, argument: str | None = None) -> str:
-    """How a message names an argument (None: the class itself): `WSD(total_steps)`, or by its flag `--schedule.total_steps`."""
+    """The name of an argument (None: of the class) in messages: its flag `--schedule.total_steps`, or `WSD(total_steps)`."""
     return _flag_of(owner, argument) or (f"{owner.__name__}({argument})" if argument else owner.__name__)
 
 
 def without(callback: type) -> str:
-    """How a message says that a callback should be left out: "remove EMA", or by its flag "use --ema null"."""
+    """The words of a message that tell the user to leave out a callback: "use --ema null" if it has a flag, or "remove EMA"."""
     flag = _flag_of(callback, None)
     return f"remove {callback.__name__}" if flag is None else f"use {flag} null"
 

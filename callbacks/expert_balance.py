@@ -17,14 +17,14 @@ from .ranges import at_least, check_ranges
 
 
 class ExpertBalance(Callback):
-    """Moves a bias of each expert's score, by which a router chooses, towards equal loads (Wang et al. 2024, arXiv 2408.15664).
+    """Moves the bias that a router adds to each expert's score, towards equal loads (Wang et al. 2024, arXiv 2408.15664).
 
-    Once in an optimizer step, with c_i the tokens of the *global* batch that expert i of a layer has computed:
+    Once in an optimizer step, where expert i of a layer has bias b_i and has computed c_i tokens of the *global* batch:
 
         b_i ← b_i + rate · sign(mean(c) − c_i)
 
-    So the biases do not depend on accumulation, ranks or recomputation. A skipped step moves no bias: one that `SpikeGuard`
-    skips, and, if `GradientNorm` computes the norm, one whose norm is not finite, because a loss scaler skips such a step.
+    So the biases do not depend on accumulation, ranks or recomputation. A skipped step moves no bias. Skipped are the steps
+    that `SpikeGuard` skips, and steps whose norm in `GradientNorm` is not finite, because a loss scaler skips these.
 
     Logs for the global batch of each logged step:
         `experts/load`: tokens of the busiest expert divided by the mean tokens of an expert, in the least balanced layer.
@@ -37,12 +37,12 @@ class ExpertBalance(Callback):
     Contract:
         Needs a module with `expert_counts` and `expert_biases` (`contracts.py`).
         on_before_optimizer_step: moves the biases on the device. The host reads values at logged steps only. List this
-            callback after those that decide whether a step is skipped.
+            callback after `GradientNorm` and `SpikeGuard`, which decide whether a step is skipped.
         State: none. The biases are buffers of the module.
     Cost: three small kernels a layer.
 
     Args:
-        rate: change of a bias per step, beside scores of at most 1; 0 = only log.
+        rate: change of a bias per step, compared with scores of at most 1; 0 = only log.
 
     Raises:
         UserError: the rate is out of range; the module has no experts.
@@ -86,7 +86,7 @@ class ExpertBalance(Callback):
 
 
 def _skipped(trainer: Trainer) -> Tensor | None:
-    """Whether this step will be skipped, as a 0-d bool tensor, from what other callbacks know. None: no callback knows."""
+    """0-d bool tensor: `SpikeGuard` skips this step, or `GradientNorm`'s norm is not finite. None: no callback knows."""
     skips: list[Tensor] = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if (guard := offered(callback, KnowsSkip)) is not None and guard.latest_skip is not None:

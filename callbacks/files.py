@@ -1,4 +1,4 @@
-"""Reads files, with a mistake in one reported as one sentence, and writes files that are never left half written."""
+"""Reads files, and reports a mistake in a file in one sentence. Writes files so that none is ever left half written."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, BinaryIO
 from .errors import UserError
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""Error numbers of a disk that takes no more: full, over the quota, a file too large, read-only."""
+"""Error numbers (`errno`) of a disk that stores no more data: full, over the quota, a file too large, read-only."""
 _DISK = NO_ROOM | {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG}
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
+    """The parsed value of a JSON file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is not JSON, or is nested too deeply.
+        OSError: The file cannot be read.
+        ValueError: The content is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(path.read_bytes())
@@ -37,7 +37,7 @@ def read_text(path: Path, *, mend: str = "") -> str:
         mend: text at the end of the error's sentence, such as the flag that names the file: " (--prompts)".
 
     Raises:
-        UserError: It cannot be read, or is not UTF-8.
+        UserError: The file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -47,7 +47,7 @@ def read_text(path: Path, *, mend: str = "") -> str:
 
 
 def read_object(path: Path, *, mend: str = "") -> dict[str, Any]:
-    """The object in a JSON file. `mend` is that of `read_text`.
+    """The object in a JSON file, as a dict. `mend` is text at the end of an error's sentence, such as the file's flag.
 
     Raises:
         UserError: The file cannot be read, is not JSON, or its content is not an object.
@@ -70,9 +70,9 @@ def is_disk_error(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """A context in which a disk's error that names no file gets the name `path`.
+    """Context manager that adds the file name `path` to an OSError of the disk that names no file.
 
-    Python names a file that cannot be opened, but not a file that cannot be written.
+    Python's OSError names a file that cannot be opened, but not a file that cannot be written.
     """
     try:
         yield
@@ -84,10 +84,10 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
-    """Open a file at `partial` to write and read; it is moved to `path` when the block ends. An error deletes it.
+    """Context manager: opens the file `partial` to write and read. At its end renames it to `path`; after an error deletes it.
 
     Raises:
-        OSError: The disk refused. `path` is unchanged and nothing partial remains.
+        OSError: The disk refused. `path` is unchanged and `partial` is deleted.
     """
     try:
         with naming(path), open(partial, "w+b") as file:
@@ -102,7 +102,7 @@ def complete_file(path: Path, partial: Path) -> Iterator[BinaryIO]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to a file, which is complete or unchanged afterwards. Raises what `complete_file` raises."""
+    """Write `content` to a file. If the disk refuses, this raises OSError, and the file at `path` is unchanged."""
     with complete_file(path, path.with_name(f".{path.name}.partial")) as file:
         file.write(content)
 
@@ -110,7 +110,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def set_aside(path: Path) -> Path | None:
     """Rename a file or folder to `<name>.1`, `.2`, …; nothing is deleted. Returns the new path; None if nothing is there.
 
-    A broken link is renamed too, because a new one could not take its place.
+    A broken link is renamed too, because a new file could not take its place.
     """
     if not os.path.lexists(path):
         return None

@@ -19,10 +19,10 @@ from .ranges import STEPS, below, check_ranges, whole
 
 
 def noise_and_signal(small: Tensor, big: Tensor, small_samples: int, big_samples: int) -> Tensor:
-    """Unbiased estimates of tr(Σ) and |G|², (2,), from the squared gradient norms of a small and a big batch.
+    """Unbiased estimates (2,) of tr(Σ) and |G|², from the squared gradient norms `small` and `big` of a small and a big batch.
 
-    A batch of b samples has E|G_b|² = |G|² + tr(Σ)/b, where Σ is the covariance of the gradients of single samples. Two sizes
-    give two equations (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1). A single estimate can be negative.
+    A batch of b samples has E|G_b|² = |G|² + tr(Σ)/b, where G is the mean and Σ the covariance of single samples' gradients.
+    Two sizes give two equations (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1). An estimate can be negative.
     """
     trace = (small - big) / (1 / small_samples - 1 / big_samples)
     square = (big_samples * big - small_samples * small) / (big_samples - small_samples)
@@ -33,8 +33,8 @@ class GradientNoise(Callback):
     """Logs the simple gradient noise scale tr(Σ)/|G|², from the micro-batches of a step.
 
     Training with a batch of that size takes twice the least possible number of steps and twice the least possible number of
-    samples (McCandlish et al. 2018). The scale grows while the loss falls. The theory is that of SGD; for Adam it gives the
-    order of magnitude.
+    samples (McCandlish et al. 2018). The scale grows while the loss falls. The theory is for SGD; for Adam the scale is right
+    in order of magnitude.
 
     Logs at logged steps, where Σ is the covariance of one sample's gradient and G the mean gradient, as moving averages:
         `gradient_noise/scale_samples`: tr(Σ)/|G|² in samples, if |G|² is estimated above 0.
@@ -48,9 +48,9 @@ class GradientNoise(Callback):
 
     Contract:
         on_train_start: refuses settings in which no gradient of a smaller batch exists.
-        on_after_backward: at sampled steps, the norm after the first micro-batch.
-        on_before_optimizer_step: at sampled steps, the norm of the step before clipping, `GradientNorm`'s if there is one. The
-            host synchronises at logged steps only. With several ranks one number is reduced in a sampled step.
+        on_after_backward: at sampled steps, computes the gradient norm after the first micro-batch.
+        on_before_optimizer_step: at sampled steps, gets the step's gradient norm before clipping, from `GradientNorm` if there
+            is one. The host synchronises at logged steps only. Several ranks reduce one number in a sampled step.
         State: the moving averages.
     Cost: one more gradient norm in a sampled step, which reads each gradient once.
 
@@ -124,7 +124,7 @@ class GradientNoise(Callback):
                 write_row(trainer, self._row(trace / weight, square / weight), step)
 
     def take_first(self) -> tuple[Tensor | None, int, int]:
-        """Return what is known of this step, and begin another step with the next micro-batch.
+        """Return the measurements of this step, and clear them: the next micro-batch counts as the first of another step.
 
         Returns:
             The squared norm of the first micro-batch's gradient (None: the step is not sampled), the number of samples in that
@@ -164,7 +164,7 @@ def _square(norm: Tensor) -> Tensor:
 
 
 def _shape(batch: Any) -> tuple[int, int]:
-    """(samples of a batch, tokens of a sample), from the batch's first tensor. Tokens: 1 unless this is integers (B, T)."""
+    """(samples of a batch, tokens of a sample), from the batch's first tensor. Tokens: 1 unless this tensor is int (B, T)."""
     first = next(tensors_in(batch), None)
     if first is None or first.ndim == 0:
         return 1, 1

@@ -22,10 +22,10 @@ from .ranges import Domain, check_ranges
 
 
 def total_norm(grads: Iterable[Tensor]) -> Tensor:
-    """Global L2 norm in fp32 (float64 for float64 gradients): a plain 0-d tensor on the first gradient's device.
+    """Global L2 norm of gradients, in fp32 (float64 for float64 gradients): a plain 0-d tensor on the first gradient's device.
 
     All shards of a sharded gradient (DTensor) count. Gradients are grouped by mesh and placement first, because norms of
-    differently distributed tensors, or of DTensors and plain ones, cannot be stacked.
+    differently distributed tensors, or of DTensors and plain tensors, cannot be stacked.
     """
     groups: dict[Any, list[Tensor]] = defaultdict(list)
     for grad in grads:
@@ -47,7 +47,7 @@ def total_norm(grads: Iterable[Tensor]) -> Tensor:
 
 
 def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
-    """`total_norm` of an optimizer's gradients over all ranks that hold parts of the model. A collective of these ranks.
+    """L2 norm (0-d) of an optimizer's gradients over all ranks that hold parts of the model. A collective of these ranks.
 
     With pipeline stages (`SplitsLayers`), ranks hold different parameters: the squares of the ranks' norms are added. A
     parameter of which an earlier rank has a copy counts on that rank only.
@@ -65,7 +65,7 @@ def gradient_norm(trainer: Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def optimizer_device(optimizer: torch.optim.Optimizer) -> torch.device:
-    """The device of an optimizer's first parameter. Groups may be empty, but not all."""
+    """The device of an optimizer's first parameter. Some parameter groups may be empty, but one must have a parameter."""
     first: Tensor = next(p for group in optimizer.param_groups for p in group["params"])
     return first.device
 
@@ -87,7 +87,7 @@ def refuse_late_unscaling(trainer: Trainer, use: str) -> None:
         use: what the callback does with the gradients, for the error's sentence: "they would be clipped".
 
     Raises:
-        UserError: With fp16 loss scaling, there is such an optimizer.
+        UserError: fp16 loss scaling is on, and an optimizer unscales gradients itself.
     """
     for optimizer in trainer.optimizers if offered(trainer.precision_plugin, ScalesLoss) else ():
         if unscales_by_itself(optimizer):
@@ -100,7 +100,7 @@ def refuse_late_unscaling(trainer: Trainer, use: str) -> None:
 class GradientNorm(Callback):
     """Clips the global gradient norm and logs it; the norm is computed once for both.
 
-    g ← g·min(1, clip/(‖g‖ + 1e-6)). The direction does not change. Leave `Trainer(gradient_clip_val)` unset.
+    All gradients g become g·min(1, clip/(‖g‖ + 1e-6)), in the same direction. Leave `Trainer(gradient_clip_val)` unset.
 
     Logs: `grad/norm` (before clipping); if clipping, also `grad/norm_clipped` (after) and `grad/clip_fraction`: of the
     optimizer steps since the last row, the fraction whose norm was above `clip`.

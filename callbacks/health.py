@@ -33,7 +33,7 @@ _KINDS = ("gradient_norm", "weight_norm", "update_norm", "update_ratio", "activa
 OF_LAYERS = tuple(f"health/{kind}" for kind in (*_KINDS, "attention_logit_max", "dead_units"))
 """Groups of metrics with one tag per layer or block, such as `health/update_ratio/blocks.0.mlp`."""
 EARLY = 20
-"""About how many rows come before step `every_n_steps`, so that a run of a few hundred steps can be judged, too."""
+"""About how many rows `HealthSignals` logs before step `every_n_steps`, so that runs of a few hundred steps can be judged."""
 
 
 @cache
@@ -42,10 +42,10 @@ def _early_steps(every_n_steps: int) -> list[int]:
 
 
 def row_number(step: int, every_n_steps: int) -> int:
-    """The number of the row that a step has, from 1; 0 if it has none.
+    """The number, from 1, of the row that `HealthSignals` logs at an optimizer step; 0 if it logs no row at this step.
 
-    Each `every_n_steps`-th step has a row, and before the first of these about 20 steps, spread geometrically, have one. The
-    number depends on the step alone, so that a resumed or extended run has the same rows as one that was not interrupted.
+    A row is logged at each multiple of `every_n_steps`, and at about 20 steps before the first multiple, spread geometrically.
+    The number depends on the step alone, so that a resumed or extended run has the rows of an uninterrupted run.
     """
     early = _early_steps(every_n_steps)
     if step % every_n_steps == 0:
@@ -69,22 +69,22 @@ class HealthSignals(Callback):
             Documents in a sequence see each other. In rows 1, 3, 5, … the second pass has other ids from a position on, which
             differs between sequences and rows; in rows 2, 4, 6, … it has other ids up to the last quarter of a sequence. A pass
             has at most 8,192 tokens and, unless the module `holds_all_logits`, 2²³ logits; longer sequences are cut, and also
-            those of a micro-batch of less than 4 N sequences that N ranks share. Absent in a pipeline, and where `forward`
-            cannot do this.
+            the sequences of a micro-batch of less than 4 N sequences that N ranks share. Absent in a pipeline, and if
+            `forward(input_ids)` fails.
         Backward loss ratio, at steps that log `train/loss`. Absent in a pipeline, and if the module's `every_target_counts` is
             false (`contracts.py`): such a module scales its gradients by the number of targets after the backward pass.
         Rank difference and shared samples, with DDP on several processes.
 
-    Modules of a block can report what hooks cannot see. If they have one of these attributes, it is None except in the probe,
-    where it is a function that the module must call:
+    A module of a block can report values that hooks cannot see, through two attributes. The module sets them to None; during
+    the probe, an attribute is a function that the module must call:
         score_probe(q, k, scale=None, window=None): queries (B, H, T, h) and keys (B, K, T, h) of causal attention.
         unit_probe(hidden): (B, T, f), the MLP's activations. Without it, outputs of nn.ReLU, nn.GELU and nn.SiLU are used.
     A unit is dead if no probed value exceeds 10⁻⁶ of its layer's largest one.
 
-    List this callback before `GradientNorm`: it then sees gradients before clipping.
+    List this callback before `GradientNorm`, so that it measures gradients before clipping.
 
-    TensorBoard gets three tags in place of those of single layers, such as `health/update_ratio/lowest`, `…/median` and
-    `…/highest`. Every other logger gets the layers.
+    TensorBoard gets three tags in place of one tag per layer, such as `health/update_ratio/lowest`, `…/median` and
+    `…/highest`. Every other logger gets the values of all layers.
 
     Contract:
         on_fit_start: finds blocks and layers.
@@ -96,7 +96,7 @@ class HealthSignals(Callback):
         on_before_optimizer_step: at a sampled step, computes norms and copies some weights.
         on_train_batch_end: after a sampled step, compares these weights, reduces all values over the ranks, and writes the row.
             The host synchronises then, and with several ranks before the probe, which needs all of them.
-        State: none. After a resume, what is counted over a launch starts anew.
+        State: none. After a resume, counts over a launch start anew.
     Cost: 0.34 % of a CPU's time at one step in 100 (benchmarks/health_cost.py); not measured on a GPU.
 
     Args:
@@ -259,7 +259,7 @@ class HealthSignals(Callback):
 
 
 def _row(values: dict[str, float]) -> dict[str, float]:
-    """The row of a sampled step, from `values` of `Readings.read`, which all ranks have measured."""
+    """The row (metric → value) of a sampled step, from `values` that `Readings.read` returned: values of all ranks together."""
     row = {name: value for name, value in values.items() if name.startswith("health/")}
     for layer, norm in _by_layer(values, "health/update_norm/").items():
         if weight := values.get(f"health/weight_norm/{layer}"):
@@ -271,7 +271,7 @@ def _row(values: dict[str, float]) -> dict[str, float]:
 
 
 def _layers_summed_up(row: dict[str, float]) -> dict[str, float]:
-    """The row with the lowest, median and highest value in place of a value for each layer. NaN counts as the highest."""
+    """`row` with each metric's lowest, median and highest layer in place of one value per layer. NaN counts as the highest."""
     shown = {tag: value for tag, value in row.items() if tag.rpartition("/")[0] not in OF_LAYERS}
     for group in OF_LAYERS:
         if values := sorted(_by_layer(row, f"{group}/").values(), key=lambda value: (math.isnan(value), value)):

@@ -22,13 +22,13 @@ def targets_of(batch: object) -> Tensor | None:
 
 
 def compare_targets(ids: Tensor, targets: Tensor, readings: Readings, split: str = "") -> tuple[Tensor, Tensor]:
-    """Add to `readings` the share of targets that equal the next input, among counted targets before another counted target.
+    """Add to `readings` the share of targets equal to the next position's input, if they and the next targets are counted.
 
     Args:
         split: beginning of the metric's name: "validation_" for a batch of validation.
 
     Returns:
-        Two masks: the targets that count, (B, T), and those of them that are compared, (B, T - 1).
+        Two masks: counted (not ignored) targets, (B, T), and the targets compared, (B, T - 1).
     """
     counted = targets != IGNORED  # (B, T)
     followed = counted[:, :-1] & counted[:, 1:]  # behind the last counted target of an answer comes another conversation
@@ -37,9 +37,9 @@ def compare_targets(ids: Tensor, targets: Tensor, readings: Readings, split: str
 
 
 def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
-    """Add to `readings` what `compare_targets` adds, and shares that reveal other mistakes in targets.
+    """Add to `readings` the share found by `compare_targets`, and shares that reveal further mistakes in targets.
 
-    They are the shares of: ignored targets; counted targets that equal the input two places ahead, their own input, or the next
+    These are shares of: ignored targets; counted targets that equal the input two places ahead, their own input, or the next
     sequence's first input; positions at which all sequences have one id; and answers that end with the commonest last token.
     """
     counted, followed = compare_targets(ids, targets, readings)

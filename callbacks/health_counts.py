@@ -1,4 +1,4 @@
-"""The loss of models that only count tokens: what a network must beat. On the device, without waiting for it."""
+"""Losses of unigram and bigram models, which a network must beat. Computed on the device, without host synchronisation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ._torch import IGNORED, process_count
 from .health_readings import Readings
 
 _SLOTS = 2**20
-"""Slots of the table that counts pairs of an input and its target: 4 MB. Pairs that share a slot seem too likely."""
+"""Slots of the hash table that counts pairs of an input and its target: 4 MB. Pairs in one slot are counted as one pair."""
 _FACTOR = 0x9E3779B1  # odd, near 2^32 / golden ratio: neighbouring numbers fall into slots far apart
 PRIOR = 4.0
-"""Number of pairs that each input is taken to have had before training, with targets as the unigram model has them."""
+"""Pseudo-counts of pairs that the bigram model adds for each input, distributed over targets as the unigram model says."""
 
 
 class CountedText:
     """Losses of a unigram and of a bigram model with the counts of earlier batches of this launch on this rank.
 
-    The unigram model knows how often each target occurs, the bigram model also the input at its place. Both are judged on text
-    that they have not counted, so that they do not flatter themselves, however large the vocabulary is.
+    The unigram model predicts targets from their frequencies, the bigram model from their frequencies after the same input.
+    Call `judge` with a batch before `add` with it: a model that has already counted the batch would have too low a loss.
 
     Args:
         vocabulary: V, number of ids that inputs and targets can have.
@@ -39,10 +39,10 @@ class CountedText:
             table.index_add_(0, at, counted.to(table.dtype))
 
     def judge(self, ids: Tensor, targets: Tensor, readings: Readings, of: str = "") -> None:
-        """Add to `readings` the losses of both models on input ids and targets, (B, T) each.
+        """Add to `readings` the losses of both models on a batch's input ids and targets, (B, T) each. Counts nothing.
 
         Args:
-            of: beginning of the metrics' names: "validation_". With it, the share of targets not counted so far is added, too.
+            of: beginning of the metrics' names, "validation_" or "". If not "", adds the share of targets never counted, too.
         """
         counted, a, b, pair = self._flat(ids, targets)
         unigram = (self._targets[b] + 1.0) / (self._targets.sum() + self._targets.numel())  # Laplace's rule of succession
@@ -58,7 +58,7 @@ class CountedText:
         A collective.
 
         Args:
-            vocabulary: number of ids without those of padding rows. None: there are no such rows.
+            vocabulary: number of ids, without the embedding's padding rows. None: the embedding has no padding rows.
         """
         seen = (self._inputs > 0).byte()
         if process_count() > 1:
@@ -70,11 +70,11 @@ class CountedText:
     def add_to(self, readings: Readings, unknown: int | None, opening: int | None) -> None:
         """Add to `readings` the number of targets counted so far, and three shares.
 
-        They are the share of the commonest target, of inputs that were never a target, and of inputs that are `unknown`.
+        These are the share of the commonest target, of inputs that were never a target, and of inputs that are `unknown`.
 
         Args:
-            unknown: the id of unknown characters. None: there is none, and no such share.
-            opening: the id that opens documents, and so is never a target. None: there is none.
+            unknown: the token id of unknown characters. None: there is no such id, and its share is not added.
+            opening: the token id that opens documents, and so is never a target. None: there is no such id.
         """
         readings.mean("health/counted_pairs", self._targets.sum(), 1.0)
         readings.mean("health/commonest_target", self._targets.max(), self._targets.sum())
@@ -86,7 +86,7 @@ class CountedText:
             readings.mean("health/unknown_tokens", self._inputs[unknown], self._inputs.sum())
 
     def _flat(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return four tensors (N,): 1 or 0 if the target counts or not, the input, the target, and the slot of this pair."""
+        """Return four tensors (B * T,): 1 if the target counts, else 0; the input; the target; and the slot of this pair."""
         vocabulary = self._targets.numel()
         a, b = (each.flatten().clamp(0, vocabulary - 1).long() for each in (ids, targets))
         pair = a * vocabulary + b

@@ -1,4 +1,4 @@
-"""Layers of any model by name, and what is measured of them: squared norms, norms of updates, shares of zero gradients."""
+"""Finds the layers of any model by name, and measures their squared norms, norms of updates, and shares of zero gradients."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .contracts import SplitsLayers, offered
 from .health_readings import Readings
 
 SAMPLED = 2**14
-"""About how many weights of a layer on a rank are sampled to estimate an update."""
+"""About how many weights of a layer are sampled on a rank to estimate the norm of an update."""
 
 
 def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[list[tuple[str, Tensor]], int]:
-    """The parameters, with names, that the only optimizer has, and the number of ranks that hold each of them or parts of it.
+    """The (name, parameter) pairs of the trainer's only optimizer, and the number of ranks that hold each parameter or a shard.
 
-    In a pipeline, a rank lists only the parameters of its stage, without those that count on another rank.
+    In a pipeline, a rank lists only the parameters of its stage, without tied copies that count on another rank.
     """
     pipeline = offered(trainer.strategy, SplitsLayers)
     ranks, repeated = (1, ()) if pipeline is None else (pipeline.pipeline_mesh.size(), pipeline.repeated_parameters)
@@ -33,9 +33,9 @@ def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[li
 
 
 def find_blocks(module: nn.Module) -> tuple[str, dict[str, nn.Module]]:
-    """Path of the list of blocks, and the blocks by number: of the outermost lists of modules, the one with most parameters.
+    """Path of the list of blocks, and a dict from number to block. Of all outermost lists, the list with most parameters.
 
-    A list is an `nn.ModuleList`, or an `nn.ModuleDict` whose keys are numbers. Without one: ("", {}).
+    A list is an `nn.ModuleList`, or an `nn.ModuleDict` whose keys are numbers. Returns ("", {}) if there is no list.
     """
     lists: dict[str, dict[str, nn.Module]] = {}
     for name, each in module.named_modules():
@@ -51,7 +51,7 @@ def find_blocks(module: nn.Module) -> tuple[str, dict[str, nn.Module]]:
 
 
 def layers_of(named: Iterable[tuple[str, Tensor]], blocks: str) -> dict[str, list[Tensor]]:
-    """Parameters by layer, named without the path to the model: `embedding`, `blocks.0.attention`, `norm`.
+    """Layer name → parameters of the layer. A name omits the path to the model: `embedding`, `blocks.0.attention`, `norm`.
 
     Args:
         named: parameters with their paths.
@@ -88,7 +88,7 @@ def share_of_square(tensor: Tensor, ranks: int) -> Tensor:
 
 
 def copies(tensor: Tensor, ranks: int) -> float:
-    """Number of ranks that hold the same part of a tensor as this rank. `ranks` is that of `share_of_square`."""
+    """Number of ranks with the same part of a tensor as this rank. `ranks` hold the tensor or parts of it."""
     if not isinstance(tensor, DTensor):
         return ranks
     sizes = (tensor.device_mesh.size(i) for i, placement in enumerate(tensor.placements) if not placement.is_replicate())
@@ -96,9 +96,9 @@ def copies(tensor: Tensor, ranks: int) -> float:
 
 
 class UpdateSample:
-    """Estimates the norm of an update from every n-th weight, which is copied before the update.
+    """Estimates the norm of an optimizer's update from every n-th weight, which is copied before the update.
 
-    A copy of all weights would be exact, but takes memory.
+    A copy of all weights would make the norm exact, but would take memory.
 
     Args:
         layers: parameters by layer.
@@ -113,7 +113,7 @@ class UpdateSample:
         """Add to `readings` the estimated norm of a layer's update, after that update.
 
         Args:
-            ranks: as in `share_of_square`.
+            ranks: number of ranks that hold the layer or parts of it.
         """
         for parameter, stride, before in self._before.get(layer, ()):
             if before.numel() == 0:  # a shard may be empty
@@ -129,7 +129,7 @@ def add_zero_gradients(readings: Readings, layer: str, parameters: list[Tensor],
     Layers outside blocks (without a dot in the name) are left out: most rows of an embedding have no gradient.
 
     Args:
-        ranks: as in `share_of_square`.
+        ranks: number of ranks that hold the layer or parts of it.
     """
     for parameter, stride in strides(parameters):
         if parameter.grad is None or parameter.dim() < 2 or "." not in layer:
@@ -141,7 +141,7 @@ def add_zero_gradients(readings: Readings, layer: str, parameters: list[Tensor],
 
 
 def strides(parameters: list[Tensor]) -> list[tuple[Tensor, int]]:
-    """Return each parameter of a layer with a number n: every n-th of its weights is sampled."""
+    """Return (parameter, n) for each parameter of a layer: every n-th weight is sampled, about `SAMPLED` weights in all."""
     wanted = math.ceil(sum(local_part(p).numel() for p in parameters) / SAMPLED)
     return [(p, _stride(p, wanted)) for p in parameters]
 

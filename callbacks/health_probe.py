@@ -1,4 +1,4 @@
-"""A forward pass without gradients of a few sequences, and what is measured in it.
+"""Forward passes of a few sequences without gradients, in which activations and logits are measured.
 
 Shape letters: R probed sequences, L positions, V vocabulary, H query heads, K key/value heads, h width of a head.
 """
@@ -26,15 +26,15 @@ from .health_readings import Readings
 MOST_TOKENS = 2**13
 """Largest number of tokens in one of the probe's forward passes."""
 MOST_LOGITS = 2**23
-"""Largest number of logits in such a pass (32 MB), unless training holds the logits of a whole micro-batch at once."""
+"""Largest number of logits in one of the probe's passes (32 MB), unless training holds all logits of a micro-batch at once."""
 DEAD = 1e-6
-"""A hidden unit is dead if it never exceeds this share of its layer's largest value."""
+"""A hidden unit of an MLP is dead if its absolute value never exceeds this share of the largest value of its layer."""
 _ELEMENTS = 2**21  # of temporary tensors: 8 MB
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 
 
 class Probe:
-    """Runs `pl_module(ids)` on a few sequences, twice: as they are, and with other ids in a part of each.
+    """Runs `pl_module(ids)` on a few sequences, twice: with their own ids, and with other ids in a part of each sequence.
 
     Both passes have the same random state. `forward` is not told where documents end, so the documents of a sequence see each
     other, unless the model finds their ends itself. The probe is off where `forward` is Lightning's own, or fails, or does not
@@ -48,7 +48,7 @@ class Probe:
         self.blocks = blocks
         self.on = type(pl_module).forward is not LightningModule.forward
         self.vocabulary: int | None = None
-        """V, after the first probe."""
+        """V, the number of logits per position; None before the first probe."""
 
     def run(
         self,
@@ -59,7 +59,7 @@ class Probe:
         number: int,
         readings: Readings,
     ) -> None:
-        """Probe some sequences of a micro-batch of (B, T) ids. Training is not affected.
+        """Add to `readings` what forward passes of some sequences of a micro-batch (B, T) show. Training is not affected.
 
         Args:
             rows: number of rows of the embedding; 0 if unknown.
@@ -99,7 +99,7 @@ class Probe:
 
         Args:
             ids: input ids (B, T) of a validation batch. None: this rank has no batch.
-            rows: as in `run`.
+            rows: number of rows of the embedding; 0 if unknown.
         """
         kept = self._chosen(trainer, pl_module, ids, rows)
         if kept is None:
@@ -113,7 +113,7 @@ class Probe:
         readings.largest("health/validation_noise", _largest(again - first).amax() / size)
 
     def _chosen(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor | None, rows: int) -> Tensor | None:
-        """The ids (R, L) to probe; None on all ranks if a rank has none, because `forward` may need every rank."""
+        """The ids (R, L) to probe; None on all ranks if one rank has none to probe, because `forward` may need every rank."""
         chosen = self._size(trainer, pl_module, ids, rows) if self.on and ids is not None else None
         if not _all_agree(trainer, chosen is not None) or chosen is None or ids is None:
             return None
@@ -139,7 +139,7 @@ class Probe:
         rank_zero_info(f"HealthSignals: activations and logits are not measured, because forward(input_ids) failed: {reason}")
 
     def _size(self, trainer: Trainer, pl_module: LightningModule, ids: Tensor, rows: int) -> tuple[int, int] | None:
-        """(sequences, positions) of a pass: about a quarter of the micro-batch. None if limits allow less than 4 positions."""
+        """(R sequences, L positions) of a pass: about a quarter of the micro-batch. None if limits allow under 4 positions."""
         sharing = trainer.world_size // data_parallel(trainer)[1]  # ranks that share a batch: each holds parts in training
         most = min(max(ids.size(1), ids.numel() // 4) // sharing, MOST_TOKENS)
         own = offered(pl_module, HoldsAllLogits)
@@ -170,7 +170,7 @@ def _all_agree(trainer: Trainer, here: bool) -> bool:
 
 @contextmanager
 def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
-    """A context in which forward passes add what is measured in blocks to `readings`. Hooks exist only within it."""
+    """Context manager in which forward passes of the blocks add measurements to `readings`, by hooks removed at its end."""
     handles = []
     with_probes: list[tuple[nn.Module, str]] = []
     for name, block in blocks.items():
@@ -198,7 +198,7 @@ def watched(blocks: dict[str, nn.Module], readings: Readings) -> Iterator[None]:
 
 
 def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, output: Any) -> None:
-    """Add root mean square and largest absolute value of a block's output: (R, L, d), or a tuple that begins with it."""
+    """Add to `readings` root mean square and largest absolute value of `output` (R, L, d), or of its first tensor."""
     if (x := next(tensors_in(output), None)) is None:
         return
     x = local_part(x)
@@ -207,7 +207,7 @@ def _of_block(name: str, readings: Readings, module: nn.Module, args: Any, outpu
 
 
 def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
-    """Add the share of dead units among the hidden units (R, L, f) of an MLP."""
+    """Add to `readings` the share of dead units among the f hidden units of an MLP, whose activations are (R, L, f)."""
     hidden = local_part(hidden)
     peaks = _largest(hidden.flatten(0, -2), dim=0)  # (f,)
     readings.mean(f"health/dead_units/{name}", (peaks <= DEAD * peaks.max()).sum(), peaks.numel())
@@ -216,9 +216,9 @@ def _of_units(name: str, readings: Readings, hidden: Tensor) -> None:
 def _of_scores(
     name: str, readings: Readings, q: Tensor, k: Tensor, *, scale: float | None = None, window: int | None = None
 ) -> None:
-    """Add the largest attention logit of the first sequence, from queries (R, H, L, h) and keys (R, K, L, h).
+    """Add to `readings` the first sequence's largest attention logit, from queries (R, H, L, h) and keys (R, K, L, h).
 
-    The logits are computed for some queries at a time.
+    The logits are computed for some queries at a time, to limit memory.
     """
     q, k = local_part(q)[0], local_part(k)[0]
     scale = q.size(-1) ** -0.5 if scale is None else scale
@@ -243,7 +243,7 @@ def _largest(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _chunks(logits: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-    """Yield a sequence's number, n of its positions, and their fp32 logits (n, V), until all logits were yielded."""
+    """Yield all logits (R, L, V) in chunks: number of the sequence, slice of n positions, their logits in fp32 (n, V)."""
     step = max(1, _ELEMENTS // logits.size(-1))
     for row in range(logits.size(0)):
         for first in range(0, logits.size(1), step):
@@ -259,7 +259,7 @@ def _measure_logits(logits: Tensor, readings: Readings) -> None:
 
 
 def _measure_change(name: str, logits: Tensor, others: Tensor, judged: Tensor, readings: Readings) -> None:
-    """Add the largest change between two (R, L, V) logits where the mask (R, L) is true, divided by the largest logit."""
+    """Add the largest change from `logits` to `others` (R, L, V) where `judged` (R, L) is true, over the largest logit."""
     size = _largest(logits).clamp(min=torch.finfo(torch.float32).tiny)
     for row, places, z in _chunks(logits):
         change = (z - others[row, places]).abs().amax(dim=-1)  # (n,)

@@ -1,4 +1,4 @@
-"""Numbers of a sampled step: they stay on the device, are reduced over the ranks together, and are read once."""
+"""Measurements of a sampled step: they stay on the device, are reduced over the ranks together, and are read once."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class Readings:
         self._roots: set[str] = set()
 
     def mean(self, name: str, total: Number, count: Number) -> None:
-        """Add to a mean. Its value is the sum of `total` divided by the sum of `count`, both over all calls and ranks."""
+        """Add to the mean `name`: the sum of `total` divided by the sum of `count`, both over all calls and ranks."""
         added = self._plain(total), self._plain(count)
         old = self._totals.get(name)
         self._totals[name] = added if old is None else (old[0] + added[0], old[1] + added[1])
 
     def root_mean(self, name: str, total: Number, count: Number) -> None:
-        """Add to a mean, as `mean` does; the value that `read` returns is the square root of the mean."""
+        """Add to the root mean `name`: the square root of sum of `total` / sum of `count`, both over all calls and ranks."""
         self._roots.add(name)
         self.mean(name, total, count)
 
     def largest(self, name: str, value: Number) -> None:
-        """Add to a maximum: the largest `value` of all calls and ranks."""
+        """Add to the maximum `name`: the largest `value` of all calls and ranks."""
         value, old = self._plain(value), self._largest.get(name)
         self._largest[name] = value if old is None else torch.maximum(old, value)
 
     def take(self, other: Readings) -> None:
-        """Add all means and maxima of other Readings."""
+        """Add all means and maxima of `other` to these readings."""
         for name, (total, count) in other._totals.items():
             (self.root_mean if name in other._roots else self.mean)(name, total, count)
         for name, value in other._largest.items():
@@ -58,7 +58,7 @@ class Readings:
         return torch.full((), value, dtype=self._dtype, device=self.device)
 
     def read(self) -> dict[str, float]:
-        """Return all values by name, without means whose `count` is 0. Synchronises with the device; a collective."""
+        """Return {name: value} of means whose summed `count` is above 0, and of maxima. A collective; the host synchronises."""
         pairs = [each for pair in self._totals.values() for each in pair]
         sums = torch.stack(pairs) if pairs else torch.empty(0, dtype=self._dtype, device=self.device)
         largest = list(self._largest.values())

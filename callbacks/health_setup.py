@@ -1,4 +1,4 @@
-"""Facts about a run that do not change: what the optimizer decays and trains, sizes, and initial weights."""
+"""Facts about a run that do not change: which parameters the optimizer decays and trains, sizes, and initial weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .contracts import fact_of_data
 
 
 def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict[str, float]:
-    """The facts by tag, as docs/reference/health.md explains them. A fact that cannot be known is left out.
+    """Tag → value of each fact about the set-up; docs/reference/health.md explains the tags. Unknown facts are left out.
 
     A sharded parameter counts as a whole, but `setup/initial_gain` is computed from this rank's shards. In a pipeline, the
     facts are about this rank's stage.
@@ -54,7 +54,7 @@ def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict
 
 
 def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:
-    """Lists of Linears that have one shape and names that differ only in numbers: the same layer of all blocks."""
+    """Group Linears that have one shape and names that differ only in numbers: a group is the same layer of all blocks."""
     kinds: dict[tuple[str, torch.Size], list[nn.Linear]] = {}
     for name, linear in linears.items():
         kinds.setdefault((re.sub(r"\d+", "N", name), linear.weight.shape), []).append(linear)
@@ -62,12 +62,12 @@ def _kinds(linears: Mapping[str, nn.Linear]) -> list[list[nn.Linear]]:
 
 
 def _has_numbers(weight: Any) -> bool:
-    """Whether a Linear's weight is a tensor of floating-point numbers, which it is not under FSDP1 or if quantised."""
+    """Whether a Linear's weight is a tensor of floating-point numbers. False under FSDP1 and for a quantised weight."""
     return isinstance(weight, Tensor) and weight.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _are_fresh(linears: list[nn.Linear], root_mean_squares: Mapping[nn.Linear, float]) -> bool:
-    """Whether the Linears' root mean squares differ as little as those of n random weights do: by a share of 1 / sqrt(2 n)."""
+    """Whether the std of the Linears' root mean squares is at most 2 · mean / sqrt(2 n): twice that of n random weights."""
     count = local_part(linears[0].weight).numel()
     sizes = [root_mean_squares[each] for each in linears]
     if not all(local_part(each.weight).numel() for each in linears) or not all(map(math.isfinite, sizes)):
@@ -76,13 +76,13 @@ def _are_fresh(linears: list[nn.Linear], root_mean_squares: Mapping[nn.Linear, f
 
 
 def _alike(linear: nn.Linear) -> bool:
-    """Whether all output units have the same weights, not all 0. Such units get the same gradients, and so stay alike."""
+    """Whether all output units have the same weights, not all 0. Such units get the same gradients, and so stay the same."""
     weight = local_part(linear.weight.detach())
     return len(weight) > 1 and bool((weight == weight[:1]).all() and weight.any())
 
 
 def _root_mean_square(linear: nn.Linear) -> float:
-    """Root mean square of this rank's part of the weights; 0 if it is empty. Weights narrower than fp32 are copied for it."""
+    """Root mean square of this rank's shard of a Linear's weight; 0 if the shard is empty. bf16 and fp16 are cast to fp32."""
     weight = local_part(linear.weight.detach())
     norm = torch.linalg.vector_norm(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     return norm.item() / max(1, weight.numel()) ** 0.5

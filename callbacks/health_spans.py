@@ -1,4 +1,4 @@
-"""Spans of text that occur again: in training, or in training and validation. On the device, without waiting for it."""
+"""Counts text spans that occur twice in training, or in training and validation, on the device without host synchronisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._torch import gathered, process_count
 from .health_readings import Readings
 
 SPAN = 48
-"""Tokens of a span; half a sequence if that is less. Spans of less than 16 tokens recur by chance and are not compared."""
+"""Number of tokens in a span; half a sequence if that is less. Spans of less than 16 tokens recur by chance: not compared."""
 SHORTEST = 16
 _FEWEST_VALIDATED, _MOST_VALIDATED = 40, 4096
 _SLOTS = 2**16
@@ -64,7 +64,7 @@ class ValidationOverlap:
         self._length: int | None = None
 
     def remember(self, ids_BT: Tensor) -> None:
-        """Remember the spans, one after the other, of a batch of the first validation; later validations add none."""
+        """Remember adjacent, not overlapping, spans of a batch (B, T) of the first validation; later validations add none."""
         length = span_length(ids_BT)
         known = sum(len(spans) for spans in self._remembered)
         if self._spans is None and known < _MOST_VALIDATED and length is not None and self._length in (None, length):
@@ -87,7 +87,7 @@ class ValidationOverlap:
         self._remembered = []
 
     def add(self, ids_BT: Tensor) -> None:
-        """Mark the remembered spans that occur in a training batch, at any position."""
+        """Mark the remembered spans that occur in a training batch (B, T), at any position."""
         if self._spans is None or self._found is None or self._length is None:
             return
         if ids_BT.shape[1] < self._length or not len(self._spans):
@@ -98,7 +98,10 @@ class ValidationOverlap:
         self._found.scatter_reduce_(0, at, (self._spans[at] == hashes).to(torch.uint8), "amax")
 
     def add_to(self, readings: Readings) -> None:
-        """Add to `readings` the share so far; nothing before the end of the first validation. A collective."""
+        """Add to `readings` the share of remembered spans marked so far. Adds nothing before the end of the first validation.
+
+        A collective.
+        """
         if self._found is None or not len(self._found):
             return
         if process_count() > 1:
@@ -120,16 +123,16 @@ class RepeatedText:
             self._spans.add(span_hashes(ids_BT, length).flatten())
 
     def add_to(self, readings: Readings) -> None:
-        """Add to `readings` the shares since the last call: both on every rank, even if sequences were too short for spans."""
+        """Add to `readings` both shares of the batches since the last call, and reset the counts. Every rank adds both."""
         self._sequences.add_to(readings)
         self._spans.add_to(readings)
 
 
 class _Seen:
-    """Counts hashes that have occurred before, with a table of 65,536 hashes (0.5 MB): new ones overwrite old ones.
+    """Measures the share of hashes that have occurred before, by a table of 65,536 hashes in which new overwrite old hashes.
 
     Args:
-        name: name of the metric, the share of these hashes.
+        name: name of the metric, which is the share of hashes that have occurred before.
         sampled: one in this many hashes is counted, a power of 2. The choice depends on the tokens alone, so that a copy is
             found at any position. If one in 16 spans is counted, the table reaches back about a million tokens.
     """
@@ -141,7 +144,7 @@ class _Seen:
         self._all: Tensor | float = 0.0
 
     def add(self, hashes: Tensor) -> None:
-        """Count (N,) hashes, then remember them. A hash that equals the one before it counts as having occurred."""
+        """Count (N,) hashes, then store them in the table. A hash equal to its predecessor counts as having occurred before."""
         if self._table is None:
             self._table = torch.zeros(_SLOTS + 1, dtype=torch.int64, device=hashes.device)
         sampled = (hashes & (self._sampled - 1)) == 0
@@ -158,7 +161,7 @@ class _Seen:
 
 
 def add_shared_to(readings: Readings, ids_BT: Tensor) -> None:
-    """Add to `readings` whether this rank's first sequence is also the first one of another rank. A collective."""
+    """Add to `readings` whether this rank's first sequence equals the first sequence of another rank. A collective."""
     mine = span_hashes(ids_BT[:1], ids_BT.shape[1]).flatten()
     all_ranks = [torch.empty_like(mine) for _ in range(process_count())]
     dist.all_gather(all_ranks, mine)

@@ -33,8 +33,8 @@ class Histograms(Callback):
     edges differ from step to step, and one outlier widens all bins.
 
     Logs histograms to TensorBoard and W&B only, and nothing if a run has neither:
-        `weights/NAME`: histogram of a parameter before the update; NAME is its name in `named_parameters`.
-        `gradients/NAME`: histogram of its gradient before clipping. List this callback before `GradientNorm`.
+        `weights/NAME`: histogram of a parameter before the update; NAME is the parameter's name in `named_parameters`.
+        `gradients/NAME`: histogram of the parameter's gradient before clipping. List this callback before `GradientNorm`.
         `nonfinite/weights/NAME`, `nonfinite/gradients/NAME`: number of values that are NaN or infinite, to every logger, if
             there are any; the histograms leave these values out.
 
@@ -42,15 +42,15 @@ class Histograms(Callback):
         on_fit_start: chooses parameters, and warns if no logger takes histograms; nothing is computed then.
         on_before_optimizer_step: at a sampled step, counts on the device and writes. Ranks count their shards; the counts are
             reduced over the ranks. The host synchronises at sampled steps only.
-        State: none. Training is the same with and without.
+        State: none. This callback does not change training.
     Cost: a sampled step reads weights and gradients twice. TensorBoard stores 1.2 kB for each histogram.
 
     Args:
         every_n_steps: optimizer steps between two histograms.
-        parameters: regular expression; parameters in whose names it occurs are logged. null = all trained parameters.
+        parameters: regular expression; parameters whose names match (`re.search`) are logged. null = all trained parameters.
 
     Raises:
-        UserError: every_n_steps < 1; an invalid regular expression, or one that is in no name; several optimizers; a strategy
+        UserError: every_n_steps < 1; an invalid regular expression, or one that matches no name; several optimizers; a strategy
             that shards without DTensor; fp16 loss scaling with an optimizer that unscales by itself (fused).
     """
 
@@ -116,9 +116,9 @@ class Histograms(Callback):
 
 @torch.no_grad()
 def count_values(parts: list[Tensor | None], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return bin edges (n, 65) and counts (n, 65) of n tensors. The last count is that of values that are not finite.
+    """Return bin edges (n, 65) and counts (n, 65) of n tensors: 64 bins, and last the number of values that are not finite.
 
-    Each rank passes its parts of the tensors, or None; counts are sums over the ranks. Bins are half open, except the last one.
+    Each rank passes its shards of the tensors, or None. Counts are sums over the ranks. All bins but the last are half open.
     """
     dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
     chunks = [() if part is None or not part.numel() else part.reshape(-1).split(_CHUNK) for part in parts]
@@ -145,7 +145,7 @@ def count_values(parts: list[Tensor | None], device: torch.device) -> tuple[Tens
 
 
 def log_histograms(logger: Logger, histograms: dict[str, tuple[np.ndarray, np.ndarray]], step: int) -> None:
-    """Write histograms, (counts, edges) for each tag, to a logger of TensorBoard or W&B; others get none. Call on rank 0."""
+    """Write histograms, tag → (counts, edges), to a TensorBoard or W&B logger; other loggers get none. Call on rank 0."""
     if isinstance(logger, TensorBoardLogger):
         for tag, (counts, edges) in histograms.items():
             centres = (edges[:-1] + edges[1:]) / 2

@@ -39,8 +39,8 @@ def wsd(
 ) -> float:
     """The rate of update t: warmup, then `peak`, then a decay to `final` over the last `decay_steps` (Hu et al. 2024).
 
-    Without `decay_steps`, all steps after warmup decay; a cosine is then that of Loshchilov & Hutter 2017. `shape` is that of
-    :func:`decayed`.
+    Without `decay_steps`, the rate decays in all steps after warmup; with shape "cosine", this is the schedule of Loshchilov &
+    Hutter 2017. :func:`decayed` defines the shapes.
     """
     if t <= warmup_steps:
         return peak * t / warmup_steps
@@ -53,7 +53,7 @@ def wsd(
 
 
 def decayed(x: float, *, peak: float, final: float, shape: DecayShape) -> float:
-    """The rate after a fraction x in (0, 1] of a decay from `peak`; `final` for x ≥ 1.
+    """The learning rate after a fraction x > 0 of the steps of a decay from `peak`; `final` for x ≥ 1.
 
     linear: peak + (final − peak)·x; cosine: final + ½(peak − final)(1 + cos πx);
     one_minus_sqrt: final + (peak − final)(1 − √x); exponential: peak·(final/peak)^x.
@@ -76,21 +76,21 @@ def _refuse_endless(schedule: type, shape: DecayShape, final_ratio: float) -> No
 
 
 def rate_curves(groups: list[dict[str, Any]], peaks: list[float]) -> dict[str, int]:
-    """Metric → index of the parameter group whose rate it is. Groups with the peak of the first group have no own metric."""
+    """Metric → index of the group whose rate it shows: `lr` → 0; `lr/NAME` → i for each group i whose peak is not group 0's."""
     others = (i for i, peak in enumerate(peaks) if peak != peaks[0])
     return {"lr": 0} | {f"lr/{groups[i].get('name', i)}": i for i in others}
 
 
 class Schedule(Callback, ABC):
-    """Sets the rate of every parameter group at every update. The group's configured rate is its peak.
+    """Base class: sets the learning rate of every parameter group at every update. The group's configured rate is its peak.
 
-    Logs: `lr` (first parameter group) and `lr/<name>` for each further group whose peak differs from the first one's
+    Logs: `lr` (first parameter group) and `lr/<name>` for each further group whose peak differs from the first group's
     (name = `group["name"]`, else the group's index).
 
     Contract:
         on_fit_start: stores the peaks, before a restored checkpoint overwrites the groups' rates. The peak of a group that is
-            added later, as Lightning's BaseFinetuning does, is its rate at the next update.
-        on_train_start: warns if the checkpoint's rate differs from the rate of this schedule at its step.
+            added later, as Lightning's BaseFinetuning does, is the group's rate when it is added.
+        on_train_start: warns if the checkpoint's rate differs from the rate of this schedule at the checkpoint's step.
         on_train_batch_start: sets the rates of the next update, once per optimizer step.
         on_before_optimizer_step: writes the row at logged steps.
         State: the peaks, if groups were added; otherwise none.
@@ -119,7 +119,7 @@ class Schedule(Callback, ABC):
         """The learning rate of update `t` = 1, 2, … for a parameter group whose peak rate is `peak`."""
 
     def resolve(self, trainer: Trainer) -> None:
-        """Read and check the trainer's settings that the schedule needs. Called in on_fit_start; does nothing by default."""
+        """Read and check the trainer's settings that the schedule needs. on_fit_start calls this. Here it does nothing."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.lr_scheduler_configs:
@@ -186,8 +186,8 @@ class Schedule(Callback, ABC):
 
 
 def _length_of_run(trainer: Trainer, schedule: Schedule, remedy: str) -> int:
-    """Optimizer steps of the run: of `Trainer(max_steps)`, else of `max_epochs`, if the length of the data is known and no
-    GradientAccumulationScheduler changes the batch.
+    """Number of optimizer steps of the run: `Trainer(max_steps)`, or else the steps of `max_epochs`, if the length of the data
+    is known and no GradientAccumulationScheduler changes the batch. If neither is known, raises a UserError.
 
     Args:
         remedy: end of the error's sentence: " or " and the other setting that says where the schedule ends, if there is one.
@@ -203,12 +203,12 @@ def _length_of_run(trainer: Trainer, schedule: Schedule, remedy: str) -> int:
 
 
 class _Horizon(Schedule):
-    """A schedule with a final rate and a number of steps. It decays in all steps after warmup, unless a subclass has a plateau.
+    """Base class of schedules whose rate decays to a final rate at a last step: over all steps after warmup, or at the end.
 
     Args:
         warmup_steps: optimizer steps of linear warmup.
         final_ratio: final rate / peak rate, in [0, 1].
-        total_steps: optimizer steps at which the final rate is reached; None = those of the run.
+        total_steps: optimizer step at which the rate reaches the final rate; None = the last step of the run.
     """
 
     shape: DecayShape
@@ -282,9 +282,9 @@ class WSD(_Horizon):
     Args:
         warmup_steps: optimizer steps of linear warmup.
         final_ratio: final rate / peak rate, in [0, 1]; above 0 for the exponential shape.
-        total_steps: optimizer steps at which the final rate is reached; None = those of the run.
-        decay_steps: optimizer steps of decay; None = `decay_fraction` of the total, rounded, at least 1.
-        decay_fraction: share of the steps that decay, in (0, 1], if `decay_steps` is None.
+        total_steps: optimizer step at which the rate reaches the final rate; None = the last step of the run.
+        decay_steps: optimizer steps of decay; None = `decay_fraction` of `total_steps`, rounded, at least 1.
+        decay_fraction: share of all steps in which the rate decays, in (0, 1], if `decay_steps` is None.
         shape: form of the decay, see :func:`decayed`.
     """
 
@@ -306,7 +306,7 @@ class WSD(_Horizon):
 
     @property
     def stable_until(self) -> int | None:
-        """The last optimizer step before the decay. Its checkpoint can be branched or extended. None before fit."""
+        """The last optimizer step before the decay, from whose checkpoint a run can branch or go on. None before `fit`."""
         return self._total - self._decay if self._decay else None
 
     def resolve(self, trainer: Trainer) -> None:
@@ -324,14 +324,14 @@ class WSD(_Horizon):
 class Decay(Schedule):
     """Decays the learning rates of the resumed checkpoint to `final_ratio` times these rates, over all remaining steps.
 
-    Use it to anneal any checkpoint, whatever its schedule was: without warmup, and without a jump of the rate. The decay
-    begins at the checkpoint's step with the checkpoint's rates, one per parameter group. Both are saved, so an interrupted
-    decay can be resumed. The rate is a pure function of both and of the present step, see :func:`decayed`. Without a
+    Use this schedule to anneal any checkpoint, whatever its schedule was: without warmup, and without a jump of the rate. The
+    decay begins at the checkpoint's step with the checkpoint's rates, one per parameter group. Step and rates are saved, so an
+    interrupted decay can be resumed. A rate depends only on them and on the present step, see :func:`decayed`. Without a
     checkpoint, the decay begins at step 0 with the configured rates.
 
     Contract, in addition to :class:`Schedule`:
-        on_train_start: reads step and rates of the beginning, unless the checkpoint is from an earlier part of this decay.
-        State: step and rates of the beginning; plain numbers.
+        on_train_start: stores the first step and the first rates, unless the checkpoint is from an earlier part of this decay.
+        State: step and rates at the beginning of the decay; plain numbers.
 
     Args:
         final_ratio: rate at the trainer's max_steps / rate at the beginning, in [0, 1]; above 0 for the exponential shape.

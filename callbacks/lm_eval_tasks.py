@@ -29,7 +29,7 @@ from .log_likelihoods import LogLikelihoods, Pair, Score
 _FEWSHOT_SEED = 1234  # of the command `lm_eval`
 _GENERATED = 256  # most tokens of an answer, unless the task says it: as of `lm_eval --model hf`
 _GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
-"""Generation settings that a task may have, although answers are greedy. Any other, such as num_beams, must be 1."""
+"""Generation settings that a task may have; do_sample must be false. Any further setting, such as num_beams, must be 1."""
 
 
 class LmEvalTasks:
@@ -37,10 +37,10 @@ class LmEvalTasks:
 
     Args:
         names: names of bundled tasks and groups, and paths of YAML files.
-        limit: number of questions, the first ones, that are used of each task. None: all.
+        limit: use only this many questions of each task, the first ones. None: all.
 
     Raises:
-        UserError: a task or its data are not on this machine, or the task is of a kind that cannot run here.
+        UserError: a task or its data are not on this machine, or a task does not decode greedily.
     """
 
     def __init__(self, names: Sequence[str], limit: int | None) -> None:
@@ -61,14 +61,14 @@ class LmEvalTasks:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tasks, also of those in groups."""
+        """The names of all tasks, including the tasks in groups."""
         return list(self._loaded["tasks"])
 
     def check(self, scorer: LogLikelihoods) -> list[str]:
-        """Let lm_eval ask and judge every question with dummy answers. Returns the names that `scores` will have.
+        """Let lm_eval ask and judge every question with dummy answers. Returns the names of the scores that `scores` returns.
 
         Raises:
-            UserError: a question or answer cannot be scored. Without this check, lm_eval would fail at it during training.
+            UserError: a question or answer cannot be scored. Without this check, lm_eval would fail during training.
         """
         for name, task in self._loaded["tasks"].items():
             if (generated := _generation(task).get("max_gen_toks", 0)) >= scorer.length:
@@ -85,7 +85,7 @@ class LmEvalTasks:
             raise UserError(f"one of the tasks {names} fails on a question: {_described(error)}.") from error
 
     def scores(self, scorer: LogLikelihoods) -> dict[str, float]:
-        """Values by `TASK/METRIC`, or by `TASK/METRIC_FILTER` if a filter extracts the answers. All names are lm_eval's."""
+        """Scores by name: `TASK/METRIC`, or `TASK/METRIC_FILTER` if a filter extracts the answers. All names are lm_eval's."""
         return self._evaluate(_Running(scorer))
 
     def _evaluate(self, model: LM) -> dict[str, float]:
@@ -135,7 +135,7 @@ def _generation(task: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without the log and the progress bars of lm_eval and datasets, which would break this program's bar."""
+    """Context manager that hides progress bars and warnings of lm_eval and datasets, which would break the training's bar."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
     levels = [logger.level for logger in loggers]
     bars = datasets.utils.logging.is_progress_bar_enabled()
@@ -153,7 +153,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Running(LM):
-    """The model that is being trained, for lm_eval. lm_eval sees one rank, because `LogLikelihoods` shares the work itself."""
+    """Gives lm_eval the model in training. lm_eval sees one rank, because `LogLikelihoods` divides the work among ranks."""
 
     def __init__(self, scorer: LogLikelihoods) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class _Running(LM):
         return [sum(next(scores).log_likelihood for _ in of_text) for of_text in windows]
 
     def _windows(self, place: str, text: str) -> list[Pair]:
-        """Pairs (ids of the context, ids to score) for the parts into which a text is divided so that each fits the model."""
+        """Divide a text into windows that fit the model. Returns a pair (ids of the context, ids to score) for each window."""
         ids, start = self.scorer.encode(text), self.scorer.start_ids
         if not ids:
             return []
@@ -184,7 +184,7 @@ class _Running(LM):
         return [self._generate(*request.args) for request in requests]
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:
-        """The likeliest continuation, up to the first stop text, without special tokens. Every rank computes all of it."""
+        """The greedy continuation, up to the first stop text, without special tokens. Every rank computes the same text."""
         scorer, tokenizer = self.scorer, self.scorer.tokenizer
         settings = normalize_gen_kwargs(settings, _GENERATED)
         most, eos, ends = settings["max_gen_toks"], getattr(tokenizer, "eos_id", None), getattr(tokenizer, "stop_ids", ())
@@ -200,7 +200,7 @@ class _Running(LM):
 
 
 class _Trial(_Running):
-    """Gives dummy answers instead of the model's, to see that every question can be asked and its answer judged."""
+    """Gives lm_eval dummy answers in place of the model's, to test that lm_eval can ask every question and judge its answer."""
 
     def scores(self, pairs: list[Pair]) -> list[Score]:
         return [Score(-1.0, False)] * len(pairs)

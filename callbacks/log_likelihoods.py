@@ -1,4 +1,4 @@
-"""Log-likelihoods of texts under the model that is being trained, with the tokens that lm_eval scores.
+"""Log-likelihoods of texts under the model that is being trained, for the same tokens as lm_eval's model `hf` scores.
 
 Shape letters: B texts, T positions, V vocabulary, M scored tokens.
 """
@@ -18,25 +18,25 @@ from .errors import UserError
 
 
 class Score(NamedTuple):
-    """How likely the model finds a continuation."""
+    """Record of how likely a continuation of a text is under the model."""
 
     log_likelihood: float
     """Sum of the log-probabilities of the continuation's tokens, in nats."""
     is_greedy: bool
-    """Whether each token of the continuation is the likeliest one for the model."""
+    """Whether each token of the continuation is the model's most likely token at its position."""
 
 
 Pair = tuple[list[int], list[int]]
-"""Ids of a context and of its continuation."""
+"""Token ids of a context, and token ids of its continuation."""
 
 
 class LogLikelihoods:
     """Scores continuations on all ranks together: every rank must make the same calls, and gets all results.
 
-    Data-parallel ranks share the texts. Each runs the same number of batches, because a sharded model needs all ranks.
+    The texts are divided among the data-parallel ranks. All ranks run equally many batches: a sharded model needs every rank.
 
     Args:
-        pl_module: has what `contracts.ScoresText` names.
+        pl_module: a module with the attributes of `contracts.ScoresText`.
         batch_size: largest number of texts in a batch of one rank.
     """
 
@@ -48,11 +48,11 @@ class LogLikelihoods:
         self._prefix = [int(i) for i in getattr(tokenizer, "prefix_token_ids", [])]  # before every text
         bos, eos = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id"))
         self.start_ids = [i for i in (bos, eos) if i is not None][:1]
-        """The context of a text that has none: the id of BOS, else of EOS; empty if the tokenizer has neither."""
+        """The context of a text without a context: [the BOS id], or else [the EOS id]; [] if the tokenizer has neither."""
         self._start_text = tokenizer.decode(self.start_ids) if self._prefix else ""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, after the tokenizer's `prefix_token_ids`, unless the text begins with the text of `start_ids`."""
+        """The ids of a text. The tokenizer's `prefix_token_ids` come first, unless the text begins with `start_ids` as text."""
         said = self._start_text and text.startswith(self._start_text)
         return self._plain(text) if said else [*self._prefix, *self._plain(text)]
 
@@ -60,13 +60,13 @@ class LogLikelihoods:
         return [int(i) for i in self.tokenizer.encode(text)]
 
     def pair(self, place: str, context: str, continuation: str) -> Pair:
-        """Ids of a context and of its continuation. White space at the end of the context is encoded with the continuation.
+        """Encode a context and its continuation. White space at the end of the context is encoded with the continuation.
 
         Args:
-            place: as in `require`.
+            place: task and row of the texts, for the error.
 
         Raises:
-            UserError: as `require`.
+            UserError: `require` refuses the pair.
         """
         if context:
             before = self.encode(context.rstrip())
@@ -78,14 +78,14 @@ class LogLikelihoods:
         return pair
 
     def require(self, place: str, pair: Pair, text: str) -> None:
-        """Refuse a pair that cannot be scored, as lm_eval's model `hf` does: the score of no token would be that of certainty.
+        """Refuse a pair that cannot be scored, as lm_eval's model `hf` does: a continuation without tokens would get score 0.
 
         Args:
             place: where the pair comes from, for the error: task and row.
             text: the text of the continuation, for the error.
 
         Raises:
-            UserError: the context or the continuation has no token, or the continuation is longer than the model reads.
+            UserError: the context or the continuation has no token, or the continuation is longer than the model's context.
         """
         context, continuation = pair
         if not context:
@@ -99,7 +99,7 @@ class LogLikelihoods:
         raise UserError(f"{place}: {text[:80]!r} {why}. Change or remove the row.")
 
     def score(self, pairs: Sequence[Pair]) -> list[Score]:
-        """The score of each continuation. A context that does not fit into the model loses its beginning."""
+        """The score of each pair's continuation. A context that does not fit into the model loses its beginning."""
         texts: dict[tuple[int, ...], list[int]] = {}  # input → its pairs: many differ in the last token only
         for i, (context, continuation) in enumerate(pairs):
             assert context and 0 < len(continuation) <= self.length, "see `require`"
@@ -129,7 +129,7 @@ class LogLikelihoods:
         return [Score(float(total), bool(missed < 0.5)) for total, missed in self._of_all_ranks(sums, ranks)]
 
     def _logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """The logits (B, T, V) of texts, the longest first. The model is causal, so padding on the right changes nothing."""
+        """The logits (B, T, V) of B texts (the longest first), padded on the right, which changes nothing in a causal model."""
         ids = np.zeros((len(texts), len(texts[0])), dtype=np.int64)  # the first is the longest
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text

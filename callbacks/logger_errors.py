@@ -1,4 +1,4 @@
-"""Training goes on when a logger cannot write."""
+"""Lets training go on when a logger cannot write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ._lightning import wrap
 
 RETRY_SECONDS = 30.0
-"""Time between two attempts of a failed logger to write again."""
+"""Seconds between two attempts of a failed logger to write again."""
 _PROBE = bytes(2**16)
 _METHODS = ("log_hyperparams", "log_graph", "save")
 
@@ -27,7 +27,7 @@ class LoggerErrors(Callback):
     next row tests whether the logger's folder can be written; if so, a TensorBoardLogger continues in a new event file. A
     deleted folder is not made again. Errors of other kinds are raised as before.
 
-    Covered: the methods of every logger, and those of TensorBoard's `logger.experiment`, whoever calls them.
+    Covered: the methods of every logger, and the methods of TensorBoard's `logger.experiment`, whoever calls them.
 
     Logs: nothing. Warns when a logger fails, when it writes again, and at the end if rows were lost. TensorBoard writes in a
     thread, so a row just before the error may be lost, too.
@@ -36,7 +36,7 @@ class LoggerErrors(Callback):
         setup: wraps the methods of the trainer's loggers. They stay wrapped: loggers are finalized after all hooks.
         State: none.
 
-    Put it before callbacks that write in `setup`.
+    List this callback before callbacks that write to loggers in `setup`.
     """
 
     def __init__(self) -> None:
@@ -52,21 +52,21 @@ class LoggerErrors(Callback):
 
     @property
     def lost(self) -> int:
-        """Rows that were not written, over all loggers."""
+        """Number of rows that were not written, over all loggers."""
         return sum(guard.lost for guard in self._guards)
 
 
 class _Guard:
-    """Wraps the methods of one logger, and drops its rows while it cannot write.
+    """Wraps the methods of one logger, and drops its rows while the logger cannot write.
 
     Args:
-        writes: whether this rank writes. TensorBoardLoggers of other ranks have a dummy for a writer.
+        writes: whether this rank writes. The TensorBoardLogger of any other rank has a dummy writer.
     """
 
     def __init__(self, logger: Logger, *, writes: bool) -> None:
         self.logger, self.name = logger, type(logger).__name__
         self.lost = 0
-        self.error: OSError | None = None  # why it cannot write now
+        self.error: OSError | None = None  # why the logger cannot write now
         self._trying = False
         self._retry_at = 0.0
         self._writer = logger.experiment if isinstance(logger, TensorBoardLogger) and writes else None
@@ -80,7 +80,7 @@ class _Guard:
                 wrap(self._writer, name, self._call)
 
     def _call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the method `inner`; do nothing while the logger cannot write."""
+        """Call the logger's method `inner`, and return its result; None after an OSError, or while the logger cannot write."""
         if self._trying:  # called by the method that is tried again below
             return inner(*args, **kwargs)
         again = self.error is not None
@@ -102,7 +102,7 @@ class _Guard:
         return result
 
     def _may_try(self) -> bool:
-        """Whether it is time for another attempt, and the logger's folder can be written."""
+        """Test whether the logger's folder can be written. False, without a test, for `RETRY_SECONDS` after each test."""
         if time.monotonic() < self._retry_at:
             return False
         self._retry_at = time.monotonic() + RETRY_SECONDS
@@ -143,6 +143,6 @@ _reporter: Callable[[threading.ExceptHookArgs], Any] = threading.excepthook
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """Report a failed thread, but not an OSError of TensorBoard's writer thread: the writer's next call raises it again."""
+    """Report an exception in a thread, but not an OSError of TensorBoard's writer thread, which the writer will raise again."""
     if not (isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"):
         _reporter(failed)

@@ -22,19 +22,19 @@ _NOT_METRICS = ("step", "time")
 class MetricsFile(Logger):
     """Writes every logged number into one file, a JSON object on each line, beside the Trainer's other loggers.
 
-    A line is like `{"step": 20, "time": 1732400000.1, "train/loss": 3.2}`: the names are those of the metrics, and `time`
+    A line is like `{"step": 20, "time": 1732400000.1, "train/loss": 3.2}`: the keys are the names of the metrics, and `time`
     is when the first value of the line was logged, in seconds since 1970. JSON has no NaN: values that are not finite
     are the strings "NaN", "Infinity" and "-Infinity". Values that are not numbers, and metrics named step or time, are
     left out.
 
-    The values of one step are one line, which is written with one call when a value of another step is logged, and when the
+    The values of one step are one line. The line is written with one call when a value of another step is logged, or when the
     Trainer saves or finalizes its loggers. So a step can have several lines; if they repeat a name, the later value counts.
-    After a kill the last line may be incomplete: it is cut off when the file is continued.
+    After a kill the last line may be incomplete: the next launch cuts off this line.
 
     Only rank 0 writes. Nothing is read from the device if the values are numbers, as Lightning passes them.
 
     Args:
-        path: of the file. Its folder is made if it is missing.
+        path: path of the file. A missing folder is created.
         resume_step: the optimizer step from which training is resumed, -1 for a new run. Rows of later steps are removed from
             the file when the first row is written, because they are logged again. None: every row is kept, but the file of an
             earlier run is renamed to `<name>.1` (or 2, 3, …), with a warning, when a Trainer begins without a checkpoint.
@@ -52,7 +52,7 @@ class MetricsFile(Logger):
 
     @property
     def name(self) -> str:
-        """Empty, because it is a part of the path of Lightning's default checkpoints: `<folder of the file>/checkpoints`."""
+        """Empty, because a logger's name is part of Lightning's default folder for checkpoints, `<save_dir>/checkpoints`."""
         return ""
 
     @property
@@ -67,7 +67,7 @@ class MetricsFile(Logger):
         """Does nothing: the file has metrics only."""
 
     def log_graph(self, model: LightningModule, input_array: Any = None) -> None:  # type: ignore[override]
-        """Writes nothing. Lightning calls this method when a Trainer begins: it notes a Trainer that trains from step 0."""
+        """Writes no graph. Lightning calls this when a Trainer begins. Stores whether the Trainer trains from step 0."""
         trainer = model.trainer
         self._at_start = trainer if trainer.state.fn == TrainerFn.FITTING and trainer.global_step == 0 else None
 
@@ -115,7 +115,7 @@ class MetricsFile(Logger):
         self._whole, self._row = True, {}
 
     def _set_aside(self) -> None:
-        """Rename the file of an earlier run, with a warning, if it has any content."""
+        """If the file has rows of an earlier run, rename this file, with a warning."""
         if self.path.exists() and self.path.stat().st_size:
             old = set_aside(self.path)
             rank_zero_warn(
@@ -124,7 +124,7 @@ class MetricsFile(Logger):
 
 
 def _number(value: Any) -> int | float | str | None:
-    """A value as it is written in JSON: a number or a string such as "NaN". None if the value is not a number."""
+    """A metric's value for the JSON file: a number, or a string such as "NaN". None if the value is not a number."""
     if isinstance(value, str | bytes):
         return None
     if isinstance(value, int):
@@ -139,7 +139,7 @@ def _number(value: Any) -> int | float | str | None:
 
 
 def _keep_rows(path: Path, step: float) -> None:
-    """Remove the rows of steps after `step`, and lines that are not rows. The file is replaced whole, or left as it is."""
+    """Remove the rows of steps after `step`, and lines that are not rows. Replaces the file atomically."""
     if not path.exists():
         return
     with complete_file(path, path.with_name(f".{path.name}.partial")) as kept, open(path, "rb") as old:

@@ -15,14 +15,14 @@ from .files import read_text
 
 
 class Question(NamedTuple):
-    """A question, its possible answers, and the index of the right one."""
+    """Record of a question: the text `query`, its possible answers `choices`, and `gold`, the index of the right answer."""
 
     query: str
     choices: list[str]
     gold: int
 
     def pairs(self) -> list[tuple[str, str]]:
-        """(context, continuation) for each possible answer: the query, and a space with the answer."""
+        """(context, continuation) for each possible answer: the query, and the answer after a space."""
         return [(self.query, f" {choice}") for choice in self.choices]
 
 
@@ -30,7 +30,7 @@ def read_questions(path: Path, limit: int | None = None) -> list[Question]:
     """The questions of a JSONL file: `{"query": "…", "choices": ["…", "…"], "gold": 0}` on each line.
 
     Args:
-        limit: number of questions, the first ones, that are read. None: all.
+        limit: read only this many questions, the first ones. None: all.
 
     Raises:
         UserError: the file cannot be read, or a line is not a question.
@@ -66,12 +66,12 @@ def _question(line: str, place: str) -> Question:
 
 
 def scores(questions: Sequence[Question], log_likelihoods: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Scores of a file, from the log-likelihood of each choice of each question, in nats.
+    """Scores of a file's questions, from the log-likelihood in nats of each choice of each question.
 
     Returns:
-        `acc`: share of questions whose likeliest choice is right. `acc_norm`: the same with log-likelihoods per character, as
-        in lm_eval. `bits_per_byte`: -log2 of the likelihood of all right choices per byte; it falls
-        smoothly even where accuracies are still chance.
+        `acc`: share of questions whose most likely choice is right. `acc_norm`: this share with log-likelihoods divided by
+        the choice's number of characters, as in lm_eval. `bits_per_byte`: -log2 of the likelihood of all right choices,
+        divided by their bytes; this score falls smoothly even while the accuracies are no better than chance.
     """
     right = right_norm = nats = size = 0.0
     for question, values in zip(questions, log_likelihoods, strict=True):

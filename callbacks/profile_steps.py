@@ -24,7 +24,7 @@ class Profile(_AfterSteps):
 
     Writes `<dirpath>/rank0.<first step>.pt.trace.json.gz`, for https://ui.perfetto.dev, chrome://tracing or TensorBoard with
     torch-tb-profiler. Steps are labelled `ProfilerStep#<optimizer step>`. `memory_snapshot` also writes
-    `rank0.<first step>.memory.pickle`, for https://docs.pytorch.org/memory_viz. Recording slows everything down meanwhile.
+    `rank0.<first step>.memory.pickle`, for https://docs.pytorch.org/memory_viz. Recording makes steps slower.
 
     Logs: nothing.
 
@@ -36,8 +36,8 @@ class Profile(_AfterSteps):
         State: none: a resumed run waits and records again.
 
     Args:
-        wait: optimizer steps of this process to skip first. The first ones compile, warm up and allocate.
-        steps: optimizer steps to record. The first one includes the start of the profiler.
+        wait: number of this process's first optimizer steps not to record: these compile, warm up and allocate.
+        steps: number of optimizer steps to record. The first recorded step includes the start of the profiler.
         all_ranks: record on every rank, one file each; otherwise on rank 0 only.
         memory_snapshot: also record every allocation of CUDA memory.
         dirpath: folder of the files; null = `<trainer.default_root_dir>/profile`.
@@ -91,7 +91,7 @@ class Profile(_AfterSteps):
             self._start(trainer)
         elif self._profiler is not None:
             if step < self._first + self.steps - 1 and step != trainer.max_steps:
-                self._profiler.step()  # the label of the next one
+                self._profiler.step()  # begins the label of the next step
             else:
                 self._stop(trainer)
 

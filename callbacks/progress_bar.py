@@ -28,7 +28,7 @@ _LINE_SECONDS = 30.0  # between two lines of a validation in a log file
 
 
 def format_duration(seconds: float) -> str:
-    """7 → "7s", 187 → "3m07s", 11107 → "3h05m", 93600 → "1d02h"."""
+    """Write seconds in two units: 7 → "7s", 187 → "3m07s", 11107 → "3h05m", 93600 → "1d02h"."""
     s = round(seconds)
     if s < 60:
         return f"{s}s"
@@ -42,7 +42,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """873 → "873", 45200 → "45.2k", 1234000 → "1.23M": three significant digits."""
+    """Write a number with three significant digits and a unit: 873 → "873", 45200 → "45.2k", 1234000 → "1.23M"."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= 0.9995 * limit:  # 999.5k rounds to 1000k, so print 1M
             return f"{number / limit:.3g}{unit}"
@@ -50,11 +50,11 @@ def format_count(number: float) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float], loss: str = "train/loss", steps: int = 1) -> str:
-    """Like "loss 2.3456 (mean of 10)  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without metrics that are missing.
+    """Text like "loss 2.3456 (mean of 10)  ppl 10.44  lr 3.00e-04  grad 0.42  45.2k tok/s", without missing metrics.
 
     Args:
         loss: name of the metric shown as loss.
-        steps: number of steps of which the loss is the mean.
+        steps: number of steps over which the loss was averaged.
     """
     shown = ((loss, "loss", "{:.4f}" + (f" (mean of {steps})" if steps > 1 else "")), *_SHOWN)
     parts = [f"{label} {form.format(metrics[name])}" for name, label, form in shown if name in metrics]
@@ -71,7 +71,7 @@ def format_line(
     loss: str = "train/loss",
     steps: int = 1,
 ) -> str:
-    """Like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if `eta_seconds` is None."""
+    """Text like "step 100/2000  loss 2.3456 …  ETA 3m07s"; no total if `max_steps` is -1, no ETA if `eta_seconds` is None."""
     count = f"step {step:>{len(str(max_steps))}}/{max_steps}" if max_steps >= 0 else f"step {step}"
     parts = [count, format_metrics(metrics, loss, steps)]
     if eta_seconds is not None:
@@ -82,26 +82,25 @@ def format_line(
 class TrainingProgress(_AfterSteps, ProgressBar):
     """Shows the optimizer step, loss, perplexity, learning rate, gradient norm, tokens/s and remaining time.
 
-    The loss is the mean over the counted targets of all steps since the last line, where the module says the loss of a step
-    (`SaysStepLoss`), because one step's loss is noisy; the metric `train/loss` is the loss of one step. The perplexity is e to
-    the shown loss, and absent if the module logs no perplexity, as with a loss of pairs. "(mean of 9)" counts the steps that
-    had a counted target.
+    One step's loss (the metric `train/loss`) is noisy. So if the module has `step_loss` (`SaysStepLoss` in `contracts.py`), the
+    shown loss is the mean over all counted (not ignored) targets since the last line. The perplexity is e to the shown loss. It
+    is absent if the module logs no perplexity, as with a loss of pairs. "(mean of 9)": 9 steps had a counted target.
 
     On a terminal: one bar, redrawn at logged steps and otherwise at most ten times a second, and a second bar during
-    validation. Elsewhere (a log file, CI): one plain line per logged step and for the last step, and one every 30 seconds of a
-    validation. In both cases, one line is printed with the result of each validation.
+    validation. Elsewhere (a log file, CI): one plain line per logged step and for the last step, and one line every 30 seconds
+    of a validation. In both cases, one line is printed with the result of each validation.
 
     Reads the loss, `train/perplexity`, `lr`, `grad/norm` and `throughput/tokens_per_second` from
-    `trainer.callback_metrics`; metrics that are missing there are not shown. ETA = time per step × remaining steps. The
-    time per step is the mean in this process, with validation and saving, without the first step.
+    `trainer.callback_metrics`; metrics that are missing there are not shown. ETA, the remaining time, is time per step ×
+    remaining steps. The time per step is the mean in this process, with validation and saving, without the first step.
 
     Logs: nothing.
 
     Contract:
         on_train_start: opens the bar at the resumed step.
         on_train_batch_end: draws the bar or prints the line.
-        on_validation_*: bar and result line, except in the sanity check.
-        on_train_end: shows the steps since the last line, and closes the bars.
+        on_validation_*: draw the second bar and print the result, except in the sanity check.
+        on_train_end: shows the loss of the steps since the last line, and closes the bars.
         on_exception, teardown: close the bars.
         State: none. Rank 0 only.
 
@@ -126,7 +125,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether this callback prints anything. `LightningModule.print` reads it."""
+        """Whether this callback prints anything. `LightningModule.print` reads this property."""
         return self._enabled
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -141,7 +140,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         super().on_train_start(trainer, pl_module)
         self._drawn = 0.0  # time of the last drawing
         self._first: tuple[int, float] | None = None  # the first step of this process and the time of its end
-        # Since the last line: the sum over counted targets, their number, and the steps that have any.
+        # Since the last line: sum of the loss over counted targets, number of counted targets, number of steps with any.
         self._unsaid: list[Tensor | float] = [0.0, 0.0, 0.0]
         self._unsaid_steps = 0
         if self._enabled and sys.stdout.isatty():
@@ -174,7 +173,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._draw(step, now, "" if is_last else None)  # at the last step, clear the metrics of an earlier one
 
     def _show_rest(self, trainer: Trainer) -> None:
-        """Show the mean loss of the steps since the last line, none of which was logged, and the last step's rate and norm."""
+        """Show the mean loss of the steps since the last line, none of which was a logged step, and the last rate and norm."""
         metrics = {"train/perplexity": 0.0} if "train/perplexity" in trainer.callback_metrics else {}
         if "lr" in trainer.callback_metrics and not trainer.lr_scheduler_configs:  # torch's have set the rate of the next step
             metrics["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
@@ -193,7 +192,7 @@ class TrainingProgress(_AfterSteps, ProgressBar):
             self._draw(step, now, text if eta is None else f"{text}  ETA {format_duration(eta)}")
 
     def _add(self, says: SaysStepLoss) -> None:
-        """Add a step's loss to the sum, on the device. Without a counted target the loss is NaN, and is not added."""
+        """Add a step's loss to the sum `_unsaid`, on the device. A step without a counted target (loss NaN) adds nothing."""
         counted = says.step_count > 0
         self._unsaid[0] = self._unsaid[0] + torch.where(counted, says.step_loss.detach() * says.step_count, 0.0)
         self._unsaid[1] = self._unsaid[1] + says.step_count
@@ -201,8 +200,8 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         self._unsaid_steps += 1
 
     def _replace_by_mean(self, metrics: dict[str, float]) -> int:
-        """In `metrics`, replace the loss by its mean since the last line, and the perplexity by e to it; remove both if no
-        target counted. Returns the number of steps that had counted targets.
+        """In `metrics`, replace the loss by its mean since the last call, and the perplexity by e to this mean; remove both if
+        no target counted. Sets `_unsaid` to 0. Returns the number of steps that had counted targets.
         """
         total, count, steps = map(float, self._unsaid)
         self._unsaid, self._unsaid_steps = [0.0, 0.0, 0.0], 0

@@ -1,6 +1,6 @@
-"""Ranges of numbers, stated at the arguments or fields that they limit, and the sentence about a value outside.
+"""Ranges of numeric arguments and fields, declared in their type annotations, and error sentences for values outside.
 
-`check_ranges` refuses values outside, and values that are not among those of an argument's Literal.
+`check_ranges` refuses values outside their ranges, and values that an argument's Literal does not list.
 
     def __init__(self, window: Annotated[int, whole(2, 10**6)] = 128) -> None:
         check_ranges(SpikeGuard, locals())
@@ -23,15 +23,15 @@ from typing import Any, Literal, cast, get_args, get_origin
 from .errors import UserError, refused
 
 LARGEST = 10**15
-"""Largest absolute value of numbers whose range states no bound."""
+"""Largest absolute value of a number if its `Domain` names no other bound."""
 STEPS = 10**12
-"""Upper bound of numbers of optimizer steps."""
+"""Upper bound for settings that are numbers of optimizer steps."""
 INT64 = 2**63 - 1
 TINY = 2.0**-126
-"""The smallest normal number of float32 and bfloat16. Smaller ones are 0 where a model computes."""
+"""The smallest normal number of float32 and bfloat16. Hardware may treat smaller numbers as 0."""
 
 _SMALL = 100
-"""If the upper bound is at most this, a message names both bounds."""
+"""If the upper bound of a domain is at most this, a message names both bounds."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Domain:
     """An interval of finite numbers.
 
     Attributes:
-        low, high: the ends.
-        above_low, below_high: whether the end itself is excluded.
-        whole: whether fractions are excluded.
-        null: whether null (None) is allowed. `ranges_of` sets it: true if the argument's type includes None.
-        also: further values, such as -1 for "no end".
-        fraction: a float is a share of the whole: above 0 and at most 1. The interval holds for integers.
+        low, high: the lower and the upper bound.
+        above_low, below_high: whether the bound itself is excluded.
+        whole: whether only integers are allowed.
+        null: whether null (None) is allowed. `ranges_of` sets this: true if the argument's type includes None.
+        also: further allowed values, such as -1 for "no end".
+        fraction: a float is a share of a whole, above 0 and at most 1; the bounds hold for integers only.
     """
 
     low: float = -LARGEST
@@ -57,7 +57,7 @@ class Domain:
     fraction: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is in the domain. None is if `null`; other values that are no numbers are not."""
+        """Whether a value is in the domain. None is in the domain if `null`; any other value must be a number."""
         if value is None:
             return self.null
         if isinstance(value, bool) or not isinstance(value, Real):  # also numpy's numbers
@@ -72,7 +72,7 @@ class Domain:
         return not self._too_low(value) and not self._too_high(value)
 
     def problem(self, key: str, value: Any) -> str | None:
-        """One sentence with the value, the rule and the flag; None if the value is in the domain."""
+        """One sentence with the value, the rule and the flag --`key`; None if the value is in the domain."""
         sentence = self.sentence(key, value)
         return None if sentence is None else f"{sentence} (--{key})"
 
@@ -82,11 +82,11 @@ class Domain:
         return None if why is None else f"{name} {why}"
 
     def why_not(self, value: Any) -> str | None:
-        """The value and the rule, for a sentence about an argument; None if the value is in the domain."""
+        """Value and rule, such as "is 3, but must be at least 5"; None if the value is in the domain."""
         return None if self.accepts(value) else f"is {shown(value)}, but must be {self.rule(value)}"
 
     def rule(self, value: Any) -> str:
-        """The rule that a refused value breaks: the bound that it violates, or both bounds if the upper one is at most 100."""
+        """The rule that a refused value breaks, as text: the violated bound, or both bounds if the upper is at most 100."""
         number = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
         low = f"{'above' if self.above_low else 'at least'} {_written(self.low)}" if self.low > -LARGEST else ""
         high = f"{'below' if self.below_high else 'at most'} {_written(self.high)}"
@@ -111,7 +111,7 @@ class Domain:
 
 
 def shown(value: Any) -> str:
-    """A refused value as YAML writes it, cut after 60 characters."""
+    """Text of a refused value as YAML writes it, cut after 60 characters."""
     text = _flow(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -139,28 +139,28 @@ def _written(number: float) -> str:
 
 
 def whole(low: int, high: int = LARGEST, *, null: bool = False, also: tuple[int, ...] = ()) -> Domain:
-    """Whole numbers from `low` to `high`."""
+    """The domain of whole numbers from `low` to `high` (included), of the numbers `also`, and if `null` of None."""
     return Domain(low, high, whole=True, null=null, also=also)
 
 
 def at_least(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
-    """Numbers from `low` to `high`."""
+    """The domain of numbers from `low` to `high`, both included, and if `null` of None."""
     return Domain(low, high, null=null)
 
 
 def above(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
-    """Numbers above `low`, up to `high`."""
+    """The domain of numbers from `low` (excluded) to `high` (included), and if `null` of None."""
     return Domain(low, high, above_low=True, null=null)
 
 
 def below(low: float, high: float) -> Domain:
-    """Numbers from `low` up to, but without, `high`."""
+    """The domain of numbers from `low` (included) to `high` (excluded)."""
     return Domain(low, high, below_high=True)
 
 
 @cache
 def ranges_of(cls: type) -> dict[str, Domain]:
-    """The ranges of the arguments of a class, also of those that its base classes declare."""
+    """Argument name → range, for each argument of a class or of its base classes whose type has a `Domain` annotation."""
     return {
         name: replace(domain, null=NoneType in get_args(hint.__origin__))
         for name, hint in _hints_of(cls)
@@ -171,7 +171,7 @@ def ranges_of(cls: type) -> dict[str, Domain]:
 
 @cache
 def _choices_of(cls: type) -> dict[str, list[Any]]:
-    """The allowed values of each argument whose type is a Literal, or a Literal or None."""
+    """Argument name → allowed values, for each argument whose type is a Literal, or a Literal or None."""
     kinds = {name: get_args(hint) if NoneType in get_args(hint) else (hint,) for name, hint in _hints_of(cls)}
     return {
         name: [*get_args(kind), *([None] if others else [])]
@@ -190,7 +190,7 @@ def _hints_of(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str]:
-    """A sentence for each argument of a class whose number, or one in its list, is outside its range.
+    """One sentence for each argument of a class that is, or is a list with, a number outside the argument's range.
 
     Args:
         group: the key of the class in a recipe.
@@ -200,7 +200,7 @@ def range_problems(cls: type, group: str, values: Mapping[str, Any]) -> list[str
 
 
 def check_ranges(cls: type, values: Mapping[str, Any]) -> None:
-    """Refuse arguments of a class whose numbers are outside their ranges, or that have a value not in their Literal.
+    """Refuse arguments of a class whose numbers are outside their ranges, or whose values their Literals do not list.
 
     Args:
         values: arguments by name; other names are ignored.
@@ -225,7 +225,7 @@ def _outside(cls: type, values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _each(value: Any) -> Iterator[Any]:
-    """Yield a value, or the elements of a list, but no text: whether a text, such as "auto", is allowed is checked by type."""
+    """Yield a value, or the elements of nested lists, but no strings: a string, such as "auto", has no range."""
     if isinstance(value, list | tuple):
         for one in value:
             yield from _each(one)

@@ -18,7 +18,7 @@ from .ranges import INT64, STEPS, Domain, check_ranges, whole
 
 
 def tags_of(prompts: Sequence[str]) -> list[str]:
-    """A readable tag for each prompt, none twice: "samples/def" for "def "."""
+    """Return a readable tag for each prompt, such as "samples/def" for "def ". No two of the tags are equal."""
     tags: list[str] = []
     for prompt in prompts:
         name = "samples/" + (re.sub(r"[^\w.-]+", "-", prompt)[:40].strip("-.") or "prompt")
@@ -28,27 +28,27 @@ def tags_of(prompts: Sequence[str]) -> list[str]:
 
 
 class TextSamples(_AfterSteps):
-    """Continues the same prompts every `every_n_steps` steps, so that the continuations can be compared.
+    """Continues the same prompts every `every_n_steps` optimizer steps, so that the continuations can be compared.
 
     Needs `LightningModule.generate_text` (`contracts.py`). The seed is the same each time, so only the model changes.
 
     Logs: text `samples/<prompt>` (prompt and continuation, the prompt shortened to a tag) to loggers of TensorBoard, W&B
-    and MLflow. Without one of them it does not generate.
+    and MLflow. Without such a logger, this callback generates no text.
 
     Contract:
         on_train_start: checks that the module can generate.
         on_train_batch_end: generates at due optimizer steps, on every rank (a sharded model needs all); rank 0 writes.
         on_train_end: generates, unless the last step was due.
-        Random state and train/eval mode are restored. The Trainer's profiler knows the work as "generate_samples".
+        Random state and train/eval mode are restored. The Trainer's profiler gets the action "generate_samples".
         State: none.
 
     Args:
         prompts: texts to continue.
         every_n_steps: optimizer steps between two samples.
         max_new_tokens: length of a continuation, in tokens.
-        temperature: divides the logits; 0 = greedy (always the likeliest token).
-        top_k: sample from the k likeliest tokens; null = from all.
-        seed: of the sampling generator.
+        temperature: divides the logits; 0 = greedy (always the most likely token).
+        top_k: sample from the k most likely tokens; null = from all.
+        seed: seed of the sampling generator.
 
     Raises:
         UserError: numbers out of range; the module has no `generate_text`.
@@ -105,14 +105,14 @@ class TextSamples(_AfterSteps):
 
 
 def takes_text(logger: Logger) -> bool:
-    """Whether `log_text` writes something: a logger of TensorBoard, W&B or MLflow."""
+    """Whether `log_text` can write to the logger: it is a logger of TensorBoard, W&B or MLflow."""
     return isinstance(logger, TensorBoardLogger | WandbLogger | MLFlowLogger)
 
 
 def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
-    """Write a text at an optimizer step to a logger of TensorBoard, W&B or MLflow; others get none. Call on rank 0.
+    """Write a text at an optimizer step to a logger of TensorBoard, W&B or MLflow; other loggers get none. Call on rank 0.
 
-    TensorBoard has it under its tag, W&B as a table of one row, MLflow as a file `<tag>/step-<step>.txt`, an artifact.
+    TensorBoard shows the text under `tag`, W&B as a table of one row. MLflow stores an artifact `<tag>/step-<step>.txt`.
     """
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text(tag, markdown(text), global_step=step)
@@ -126,9 +126,9 @@ def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
 
 
 def markdown(text: str) -> str:
-    """A Markdown code block of `text`.
+    """`text` as a Markdown code block.
 
     TensorBoard renders text as Markdown, which would drop white space and `#`, `*`, `_`. The block is indented, not
-    fenced, because the text may contain a fence.
+    fenced by ```, because the text may contain such a fence.
     """
     return "\n".join("    " + line for line in text.split("\n"))

@@ -21,7 +21,7 @@ from .gradient_norm_and_clipping import gradient_norm, optimizer_device, refuse_
 from .ranges import STEPS, above, check_ranges, whole
 
 LEARNED = 1e-4
-"""A loss below this share of the run's first loss shows that the model knows the text by heart."""
+"""A loss below this share of the run's first loss shows that the model has memorised the text."""
 _UNREAD_AT_MOST = 128
 _NAMED_AT_MOST = 3
 
@@ -29,18 +29,18 @@ _NAMED_AT_MOST = 3
 class SpikeGuard(_PutsBack):
     """Skips an optimizer step if its loss or gradient norm is not finite or exceeds mean + sigma · std of recent good steps.
 
-    A step whose loss has fallen below 1/10,000 of the run's first one is no spike, whatever its norm: in a text that is known
-    by heart, tiny values differ by large factors.
+    A step whose loss is below 1/10,000 of the run's first loss is no spike, whatever its norm: on memorised text, tiny losses
+    and norms differ by large factors.
 
     A skipped step leaves parameters, moments and the optimizer's step counters unchanged, bit for bit, but not buffers that a
-    forward pass writes. The trainer still counts it, so schedule and data advance. The loss is the module's `step_loss`
-    (`contracts.py`), otherwise the mean over the step's micro-batches. The norm is the one before clipping. Both are averaged
-    over ranks, so all ranks skip the same steps. A step without targets is skipped only if its norm is not finite.
+    forward pass writes. The trainer still counts the step, so schedule and data advance. The loss is the module's `step_loss`
+    (`contracts.py`), otherwise the mean over the step's micro-batches. The norm is the gradient norm before clipping. Both are
+    averaged over ranks, so all ranks skip the same steps. A step without targets is skipped only if its norm is not finite.
 
     The test runs on the device. Optimizers that honour `found_inf` skip the update there, without host synchronisation:
     torch's Adam, AdamW, SGD and Adagrad with `fused=True`, and classes with an attribute `honours_found_inf = True`. Any other
     optimizer is not called if the step is bad: the host reads the result once a step, and on a GPU waits for the backward pass.
-    Until its first good step, torch's fused SGD is treated so, too, because it would leave its momentum uninitialised.
+    So is torch's fused SGD until its first good step, because a skipped first step would leave its momentum uninitialised.
 
     With fp16 loss scaling, a norm that is not finite while the loss is finite is an overflow: the scaler skips
     such a step, this callback does not report it, and its values do not enter the window.
@@ -51,11 +51,11 @@ class SpikeGuard(_PutsBack):
     in `diagnosis` (otherwise None).
 
     Contract:
-        on_train_start: wraps `optimizer.step`; teardown, on_exception: unwraps it.
+        on_train_start: wraps `optimizer.step`; teardown, on_exception: unwrap `optimizer.step`.
         on_before_backward: adds up the loss of the micro-batches.
         on_before_optimizer_step: tests the step; reads the results on the host at logged steps (or after 128 steps). Uses
-            the norm of an earlier callback with `latest_norm` (GradientNorm), otherwise computes it.
-        State: the window, the numbers of skipped steps since the last row and in a row; plain types.
+            the norm of an earlier callback with `latest_norm` (GradientNorm), otherwise computes the norm.
+        State: losses and norms of the window, the run's first loss, and numbers of skipped steps; plain types.
     Cost: under 0.1 ms a step on one CPU core, about 30 kernels of a few hundred elements; on several ranks one all-reduce
     of 8 bytes.
 
@@ -116,7 +116,7 @@ class SpikeGuard(_PutsBack):
         self._put_back()
 
         def step(original: Callable[..., Any], closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-            """Run the closure (backward and all hooks), then update unless the test in a hook has found the step bad."""
+            """Run the closure (backward and all hooks), then update the parameters, unless a hook has found the step bad."""
             result = None
             if closure is not None:
                 with torch.enable_grad():
@@ -169,12 +169,12 @@ class SpikeGuard(_PutsBack):
             write_row(trainer, row, step)
 
     def _judge(self, values: Tensor, is_observed: Tensor, step: int, samples: range | None) -> None:
-        """Test whether this step is good. No host synchronisation.
+        """Test whether this step is good, set `latest_skip`, and add a good step to the window. A collective without host wait.
 
         Args:
             values: (2,), loss and gradient norm of the step on this rank.
             is_observed: 0-d bool, whether the step has counted targets, and so a loss.
-            samples: global numbers of its samples, for the report. None: unknown.
+            samples: global numbers of the step's samples, for the warning. None: unknown.
         """
         if process_count() > 1:
             # The sum has the same bits on every rank, so all ranks get the same result without further communication.
@@ -195,7 +195,7 @@ class SpikeGuard(_PutsBack):
         self._unread.append((step, samples, (torch.stack([self._skip, is_observed.float()]), values, limit)))
 
     def _read(self) -> None:
-        """Read the results since the last call on the host, and warn about skipped steps."""
+        """Read on the host the results of `_judge` since the last call, count skipped steps, and warn about them."""
         if not self._unread:
             return
         named: list[str] = []
@@ -241,12 +241,12 @@ class SpikeGuard(_PutsBack):
 
 
 def _is_fused(optimizer: Optimizer) -> bool:
-    """Whether `found_inf` costs nothing. Unfused optimizers copy tensors for it: on a CPU, reading the result is cheaper."""
+    """Whether all parameter groups are fused. Other optimizers copy tensors for `found_inf`, which costs time on a CPU."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def honours_found_inf(optimizer: Optimizer) -> bool:
-    """Whether `step` changes nothing when `optimizer.found_inf` is 1, without host synchronisation."""
+    """Whether `optimizer.step` changes nothing if the tensor `optimizer.found_inf` is 1, without host synchronisation."""
     if getattr(optimizer, "honours_found_inf", False):
         return True
     # Exact types, because a subclass may replace `step`. Options of the groups, because a resume restores those.

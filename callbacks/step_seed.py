@@ -18,10 +18,10 @@ class StepSeed(Callback):
     """Seeds all random generators before each micro-batch, so that dropout is the same after a resume.
 
     The seed is a hash of (`seed`, optimizer steps made, number of the micro-batch in the step, data-parallel rank). So no
-    generator state is saved, and random numbers used by validation or text generation do not matter. The random
+    generator state is saved, and random numbers drawn in validation or text generation do not change training. The random
     numbers do change with the number of ranks and the micro-batch size.
 
-    Ranks that share a batch, such as tensor-parallel ones, draw the same numbers.
+    Ranks that share a batch, such as tensor-parallel ranks, draw the same numbers.
 
     Not covered: generators in loader workers.
 

@@ -41,17 +41,17 @@ class StopOnSignal(_PutsBack, _AfterSteps):
 
     A second SIGINT interrupts immediately (KeyboardInterrupt).
 
-    The handler only sets a flag. After each optimizer step and before each validation batch, the ranks all-reduce it, so all
-    stop at the same point. On accelerators, the result of an all-reduce is read at the next point: no rank waits, and the stop
-    comes one point later. `min_steps` and `min_epochs` do not delay the stop.
+    The handler only sets a flag. After each optimizer step and before each validation batch, the ranks all-reduce the flag, so
+    all stop at the same point. On accelerators, the result of an all-reduce is read at the next step or batch: no rank waits,
+    and the stop comes one step or batch later. `min_steps` and `min_epochs` do not delay the stop.
 
-    A due validation is skipped, a running one interrupted: the resumed run makes it in full before its first step. Two kinds
-    of validation are completed instead: at the end of an epoch, which Lightning cannot resume (unless `max_steps` ends training
-    there), and with loaders of unknown length on several ranks.
+    A due validation is skipped, a running validation interrupted: the resumed run makes it in full before its first step. Two
+    kinds of validation are completed instead: at the end of an epoch, which Lightning cannot resume (unless `max_steps` ends
+    training there), and with loaders of unknown length on several ranks.
 
-    For the calling program: `stopped_by` is the signal's name after an interrupted `fit`, otherwise None. Then exit with 75
-    (EX_TEMPFAIL of sysexits.h: try again), but with 0 in processes that Lightning launched: if one fails, rank 0 kills itself.
-    For callbacks that save: `save_now` becomes True in on_train_batch_end or on_validation_batch_start.
+    For the calling program: `stopped_by` is the signal's name after an interrupted `fit`, otherwise None. After a signal, exit
+    with 75 (EX_TEMPFAIL of sysexits.h: try again), but with 0 in processes that Lightning launched: if such a process fails,
+    rank 0 kills itself. For callbacks that save: `save_now` becomes True in on_train_batch_end or on_validation_batch_start.
 
     A signal to a whole process group (Ctrl-C, schedulers) also reaches data loader workers, which the run still needs: give the
     loaders `worker_init_fn=ignore_signals` from this file.
@@ -62,7 +62,7 @@ class StopOnSignal(_PutsBack, _AfterSteps):
     Logs: nothing.
 
     Contract:
-        setup: makes Lightning's SIGTERM handler, which is installed shortly before this one, set a flag only.
+        setup: makes Lightning's SIGTERM handler, which Lightning installs before this callback's, set a flag only.
         on_fit_start, on_train_start: schedule the validation that the previous run interrupted.
         on_train_start: replaces Lightning's handlers; an earlier SIGTERM still counts. Lightning restores the original handlers
             after the last save.
@@ -174,7 +174,7 @@ class StopOnSignal(_PutsBack, _AfterSteps):
             self._validation_is_due = False
 
     def _any_signal(self) -> int:
-        """The largest signal number that any rank has received, or 0; on accelerators, that of the last call. A collective."""
+        """The largest signal number that a rank has received, or 0. On accelerators: up to the last call. A collective."""
         if self._group is None:
             return self._received
         previous, mine = self._pending, torch.tensor(self._received)
@@ -216,9 +216,9 @@ class StopOnSignal(_PutsBack, _AfterSteps):
 def ignore_signals(worker_id: int) -> None:
     """`worker_init_fn` of a DataLoader: the worker ignores signals, and ends with its parent process.
 
-    A SIGTERM that the parent itself sends ends the worker: Python sends it at exit to all workers that are left, for example
-    after an exception in validation, and waits for them. Where the sender of a signal is not known (macOS), any SIGTERM ends
-    the worker.
+    A SIGTERM from the parent process ends the worker: Python's exit sends SIGTERM to all remaining workers, for example after
+    an exception in validation, and waits for them. Where the sender of a signal is not known (macOS), any SIGTERM ends the
+    worker.
     """
     for signum in _SIGNALS:
         if signum != signal.SIGTERM:
@@ -230,7 +230,7 @@ def ignore_signals(worker_id: int) -> None:
 
 
 def _end_with(parent: Any) -> None:
-    """End this process when `parent` ends or sends SIGTERM, also while the worker reads or waits."""
+    """End this worker process when `parent` ends or sends SIGTERM. Runs in a thread, so also while the worker is busy."""
     forked = os.getppid() == parent.pid  # not by a fork server; then only a pipe tells whether the parent lives
     while os.getppid() == parent.pid if forked else parent.is_alive():
         received = signal.sigtimedwait({signal.SIGTERM}, 1.0)
@@ -240,7 +240,7 @@ def _end_with(parent: Any) -> None:
 
 
 def _can_be_deferred(trainer: Trainer) -> bool:
-    """Whether this step's validation can be repeated by the resumed run."""
+    """Whether a resumed run can make this step's validation: not at an epoch's end, unless `max_steps` ends training there."""
     ends_by_steps = trainer.global_step == trainer.max_steps and trainer.max_epochs in (None, -1)
     return ends_by_steps or not trainer.is_last_batch
 

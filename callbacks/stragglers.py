@@ -19,7 +19,7 @@ from .time_breakdown import clock_of
 class Stragglers(_PutsBack):
     """Logs which rank works longest in a step, and for how long.
 
-    Fast ranks wait for the slowest one, so a step takes equally long on all. A rank's work is the step without its waits.
+    Fast ranks wait for the slowest rank, so a step takes equally long on all. A rank's work is the step without its waits.
 
     Logs for each logged step but a process's first two, if there are several ranks:
         `rank/step_time_max`: seconds that the slowest rank computes in the step.
@@ -29,16 +29,16 @@ class Stragglers(_PutsBack):
     A step is measured from the end of one gradient synchronisation to the end of the next, unless validation or a save is in
     it. Measured waits:
         DDP: from the end of this rank's gradient computation to the end of the reduction over all ranks.
-        FSDP2: the same, and the gathering of each sharded module's parameters, forward and backward. On a CPU, waits in a
-            reduce-scatter between two layers count as work. On CUDA no rank waits there.
+        FSDP2: as with DDP, and the all-gather of each sharded module's parameters, forward and backward. On a CPU, waits in a
+            reduce-scatter between two layers count as work. On CUDA no rank waits in a reduce-scatter.
     Waits in other collectives count as work on every rank, and so hide the delay of the slow rank:
         Lightning's SIGTERM broadcast before every micro-batch hides delays in all micro-batches of a step but the last.
-        StopOnSignal removes that broadcast. Its own all-reduce once a step hides delays in the optimizer.
+        StopOnSignal removes that broadcast. StopOnSignal's all-reduce once a step hides delays in the optimizer.
         Tensor and context parallelism: collectives within each layer give all ranks of a group the same time.
         FSDP1: waits in its collectives are not measured.
     With pipeline stages (a strategy whose `pipeline_mesh` is not None) this callback is off, and says so once.
 
-    On CUDA, times are those of events on the current stream.
+    On CUDA, times are measured by events on the current stream.
 
     Contract:
         on_train_start: with several ranks and FSDP2, registers hooks before and after FSDP2's.
@@ -71,7 +71,7 @@ class Stragglers(_PutsBack):
                     self._surround(module)
 
     def _surround(self, module: nn.Module) -> None:
-        """Register hooks around FSDP2's hooks that gather the module's parameters, forward and backward, to time the waits."""
+        """Register hooks around FSDP2's hooks that all-gather the module's parameters, to time forward and backward waits."""
         outputs: list[Tensor] = []  # of the forward pass under way
 
         def before_fsdp_hooks_the_output(module: nn.Module, args: Any, output: Any) -> None:

@@ -25,7 +25,7 @@ from .stop_on_signal import StopOnSignal
 
 @contextlib.contextmanager
 def _naming_tasks() -> Iterator[None]:
-    """A context that adds the setting `tasks` to the sentence of a UserError about a task."""
+    """Context manager that adds the name of the setting `tasks` to the message of a UserError raised in it."""
     try:
         yield
     except UserError as error:
@@ -35,36 +35,36 @@ def _naming_tasks() -> Iterator[None]:
 class TaskScores(_AfterSteps):
     """Scores the model on tasks every `every_n_steps` steps and at the end of training, on any layout of ranks.
 
-    A name that ends in `.jsonl` is a file of multiple-choice questions (`read_questions`). Any other is a task or group of the
-    package lm_eval, or a YAML file of such a task. Nothing is downloaded. The scores are those of `lm_eval --model hf` on the
-    exported model, if both compute in the same precision.
+    A name that ends in `.jsonl` is a file of multiple-choice questions (`read_questions`). Any other name is a task or group of
+    the package lm_eval, or a YAML file of such a task. Nothing is downloaded. The scores equal the scores of
+    `lm_eval --model hf` for the exported model, if both compute in the same precision.
 
-    With EMA, the model is the one that validation measures: the average, after that callback has updated it.
+    With the callback EMA, the scored weights are the average, as in validation, if `EMA(validate=True)`.
 
-    Needs of the LightningModule: `tokenizer`, `context_length`, and for tasks that generate text `greedy_ids` (`contracts.py`).
+    The LightningModule must have `tokenizer`, `context_length`, and for tasks that generate text `greedy_ids` (`contracts.py`).
 
     Logs: `task/NAME/METRIC`. For a file of questions, METRIC is `acc`, `acc_norm` and `bits_per_byte`
-    (`multiple_choice.scores`), for a task of lm-evaluation-harness the task's own metrics. Prints one line for each task.
+    (`multiple_choice.scores`), for a task of lm_eval the task's own metrics. Prints one line for each task.
 
     Contract:
         setup: reads files, loads tasks and their data.
         on_fit_start: checks that the module can be scored, and that its tokenizer can read every question and answer.
         on_train_batch_end: scores at due optimizer steps, and at `max_steps` if `at_end`, on every rank.
         on_train_end: scores if `at_end` and the last step is not scored yet, but not after a signal (StopOnSignal).
-        on_validation_end, on_test_end: scores, in `trainer.validate` and `trainer.test`.
-        Random state and train/eval mode are restored. The Trainer's profiler knows the work as "score_tasks".
-        State: none. List it before the checkpoint callback, so that the scores of a step are logged before the step is saved.
+        on_validation_end, on_test_end: score the model in `trainer.validate` and `trainer.test`.
+        Random state and train/eval mode are restored. The Trainer's profiler gets the action "score_tasks".
+        State: none. List this callback before the checkpoint callback, so that a step's scores are logged before its save.
 
     Args:
         tasks: paths of .jsonl files and YAML files, and names of lm_eval's tasks and groups.
         every_n_steps: optimizer steps between two evaluations; null = only at the end.
         at_end: score the final model, too.
-        limit: only the first questions of each task; null = all.
+        limit: score only this many questions of each task, the first ones; null = all.
         batch_size: texts that a rank computes at once. Their logits are in memory: batch_size × longest text × vocabulary.
 
     Raises:
         UserError: numbers out of range; a task that is not on this machine, or that this module cannot do; a choice that
-            lm_eval could not score, with its task and row.
+            cannot be scored (the message names its task and row).
     """
 
     def __init__(
@@ -192,13 +192,13 @@ class TaskScores(_AfterSteps):
         return row if self._lm_eval is None else row | self._lm_eval.scores(scorer)
 
     def _pairs(self, scorer: LogLikelihoods) -> list[Pair]:
-        """The ids of the query and of a choice, for each choice of each question of all files."""
+        """The pair (ids of the query, ids of the choice) for each choice of each question of all files, in this order."""
         rows = [(f"task {name}, row {i}", row) for name, rows in self._files.items() for i, row in enumerate(rows, start=1)]
         return [scorer.pair(place, *texts) for place, row in rows for texts in row.pairs()]
 
 
 def format_scores(step: int | None, row: Mapping[str, float], seconds: float) -> str:
-    """Like "tasks after step 500 (3s)", and a line for each task: "  arc_easy  acc 0.25  acc_norm 0.27"."""
+    """Text like "tasks after step 500 (3s)", and below it a line for each task: "  arc_easy  acc 0.25  acc_norm 0.27"."""
     lines: dict[str, str] = {}
     for name, value in row.items():
         task, _, metric = name.rpartition("/")

@@ -50,19 +50,19 @@ CHARTS = {
         "peak memory (GB)": "^memory/peak_gb$ ^plan/peak_gb$",
     },
 }
-"""Category → title of a chart → regular expressions of its tags, separated by spaces."""
+"""Category → title of a chart → regular expressions that match the chart's tags, separated by spaces."""
 
 
 class TensorBoardPage(Callback):
     """Lays out charts under "Custom Scalars" by category: quality, mixture, preferences, experts, health and speed.
 
-    A chart is there as soon as one of its tags was logged, so a run has no chart that it cannot fill.
+    A chart appears when one of its tags has been logged, so a page has no empty charts.
 
     Logs: the layout. Without a TensorBoardLogger it does nothing.
 
     Contract:
         on_train_batch_end, after a logged step, on_validation_end, on_train_end: if there are new metrics in
-            `trainer.callback_metrics`, writes the layout on rank 0. TensorBoard shows the last one.
+            `trainer.callback_metrics`, writes the layout on rank 0. TensorBoard shows the last layout.
         State: the titles of the charts.
     """
 
@@ -111,7 +111,7 @@ class TensorBoardPage(Callback):
 
 
 def tensorboard_logger(run_dir: Path, resume_step: int | None) -> TensorBoardLogger:
-    """The logger that writes event files into `run_dir` itself, beside those of earlier launches.
+    """A TensorBoardLogger that writes event files into `run_dir` itself, beside the event files of earlier launches.
 
     Args:
         resume_step: the optimizer step from which training is resumed. Rows of later steps, which an interrupted run wrote

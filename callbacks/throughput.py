@@ -34,7 +34,7 @@ _OUTSIDE = (SAVE, SAMPLES, TASKS, VALIDATION)
 
 
 def count_tokens(batch: Any) -> int:
-    """Tokens in a batch: elements of `batch["input_ids"]`, else of the first integer tensor in it (depth first).
+    """Number of tokens in a batch: elements of `batch["input_ids"]`, or else of the batch's first integer tensor (depth first).
 
     Raises:
         UserError: the batch has no integer tensor.
@@ -51,7 +51,7 @@ def count_tokens(batch: Any) -> int:
 
 
 class Throughput(_PutsBack):
-    """Measures the speed of training between two logged steps.
+    """Logs the speed of training between two logged steps, the peak memory, and the tokens read so far.
 
     The measured time runs from one row to the next, when the gradients of a logged step are ready and CUDA is synchronised:
     whole optimizer steps with data, logging and every callback. Excluded: validation, saving, text samples and tasks, and the
@@ -168,7 +168,7 @@ class Throughput(_PutsBack):
             torch.cuda.synchronize()
 
     def _peak_memory(self) -> int:
-        """The most bytes that the device has allocated, or on a CPU that this process has had resident."""
+        """Peak memory in bytes: CUDA memory that torch allocated, or without CUDA this process's resident memory."""
         if self._cuda:
             return torch.cuda.max_memory_allocated()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""Divides training time into parts: fractions that add up to 1."""
+"""Divides training time into parts, such as forward and backward, whose fractions add up to 1."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOLD_AT = 4096  # marks kept before finished ones are added up
 
 
 class TimeBreakdown(_PutsBack):
-    """Logs the parts of the wall-clock time since the last row, on rank 0.
+    """Logs which fractions of wall-clock time training spends on data, forward, backward and so on, on rank 0.
 
     Logs at logged steps (not the first step of a process), fractions of the time since the last logged step:
         `time/data_stall_fraction`: waiting for the train loader's next(), and moving the batch to the device.
@@ -36,23 +36,23 @@ class TimeBreakdown(_PutsBack):
         `time/optimizer_fraction`: norm, clipping, every callback's `on_before_optimizer_step`, the update, zeroing gradients.
         `time/checkpoint_fraction`, `time/validation_fraction`: saving, as long as it blocks training, and validation.
         `time/other_fraction`: callbacks, loggers, the Trainer's loop, text samples.
-    `time/data_fraction` of `Throughput` is time in next() / training time, and larger if an accelerator still works meanwhile.
+    `Throughput` logs `time/data_fraction`, time in next() / training time. It is larger if an accelerator works meanwhile.
 
-    Method: the Trainer reports its actions to its profiler. A part lasts from its report to its end, without parts nested in
-    it, by the host's clock, or on CUDA by events on the current stream: the time in which the device executed the part's work
-    or waited for it. The host synchronises with the device only at logged and at sampled steps.
+    Method: the Trainer reports the begin and end of its actions to its profiler. A part's time is the time of its actions,
+    without nested parts, by the host's clock, or on CUDA by events on the current stream: the time in which the device executed
+    the part's work or waited for this work. The host synchronises with the device only at logged and at sampled steps.
 
     Collectives (gloo's on a CPU, NCCL's kernels on CUDA) run on threads and streams that no hook can time. So torch.profiler
-    records one step in `communication_every_n_steps`, on CUDA kernels only, with a synchronisation between parts. The share
-    found in each part is subtracted from it until the next sampled step. The first one is the third step of a process, and the
-    first row follows it. No step is sampled while another torch.profiler records. A CPU that runs no operator during a
-    collective (a sleep, a long Python loop) counts as waiting.
+    records one step in `communication_every_n_steps`, on CUDA only kernels, with a synchronisation between parts. Until the
+    next sampled step, the share of each part that was communication is subtracted from the part. The first sampled step is the
+    third step of a process, and the first row comes after that step. No step is sampled while another torch.profiler records.
+    A CPU that runs no operator during a collective (a sleep, a long Python loop) counts as waiting.
 
     Contract:
         on_train_start: wraps the Trainer's profiler and validation.
         on_train_batch_start: starts recording if the step is sampled.
         on_before_optimizer_step: writes the row.
-        teardown, on_exception: unwrap both.
+        teardown, on_exception: unwrap profiler and validation.
         State: none.
     Cost: not measurable on one process, below 0.5 % on two gloo processes (benchmarks/callback_cost.py); not measured on CUDA.
 
@@ -109,7 +109,7 @@ class TimeBreakdown(_PutsBack):
         self._running.pop()
 
     def _mark(self) -> None:
-        """Record the current time as the end of the running part, or as its interruption by another."""
+        """Append a mark: (the current time, the part that ran until now). The part ends here or is interrupted here."""
         part = self._running[-1] if self._running else "other"
         if self._recording is not None:
             self._clock.synchronize()
@@ -119,7 +119,7 @@ class TimeBreakdown(_PutsBack):
             self._fold()
 
     def _fold(self) -> None:
-        """Add up the marks that the device has passed. The last one remains, as the beginning of the next interval."""
+        """Add the intervals between marks that the device has passed to the seconds of their parts, and drop passed marks."""
         while len(self._marks) > 1 and self._clock.passed(self._marks[1][0]):
             begin, _ = self._marks.popleft()
             end, part = self._marks[0]
@@ -176,7 +176,7 @@ class TimeBreakdown(_PutsBack):
 
 
 class _HostClock:
-    """Takes times from the host's clock."""
+    """Clock of `TimeBreakdown` that takes times from the host."""
 
     activity = ProfilerActivity.CPU
 
@@ -193,7 +193,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Takes times from CUDA events: the time when the device has done all work queued so far, which is read later."""
+    """Clock of `TimeBreakdown` by CUDA events. An event's time is when the device has done all work queued before it."""
 
     activity = ProfilerActivity.CUDA
 
@@ -216,7 +216,7 @@ class _DeviceClock:
 
 
 def clock_of(device: torch.device) -> _HostClock | _DeviceClock:
-    """The clock that times work on a device: CUDA events, or the host's clock for any other device."""
+    """Return a new clock that times work on a device: by events for a CUDA device, by the host for any other device."""
     return _DeviceClock(device) if device.type == "cuda" else _HostClock()
 
 
@@ -224,9 +224,9 @@ Interval = tuple[int, int]  # begin and end, ns since the epoch
 
 
 def _intervals(events: Iterable[Any], *, on_device: bool) -> tuple[list[Interval], list[Interval]]:
-    """The intervals of collectives, and those of computation, from the events of a torch.profiler.
+    """(intervals of collectives, intervals of computation), from the events of a torch.profiler.
 
-    If `on_device`, the device's kernels and copies count; else the host's innermost operators: outer ones may contain waits.
+    If `on_device`, computation is the device's kernels and copies; else the host's innermost operators, which do not wait.
     """
     collectives: list[Interval] = []
     computing: list[Interval] = []
@@ -251,10 +251,10 @@ def _intervals(events: Iterable[Any], *, on_device: bool) -> tuple[list[Interval
 
 
 def _waits(collectives: list[Interval], computing: list[Interval], marks: list[tuple[int, str]]) -> dict[str, float]:
-    """The share of each part's time in which a collective ran without any computation.
+    """Part → share of the part's time in which a collective ran without any computation.
 
     Args:
-        marks: (time in ns, the part that ran from the previous mark until then).
+        marks: (time in ns, the part that ran from the previous mark until this time).
     """
     times = np.array([time for time, _ in marks])
     edges = np.unique([*times, *(time for span in (*collectives, *computing) for time in span)])

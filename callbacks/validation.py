@@ -1,4 +1,4 @@
-"""Runs validation after numbers of optimizer steps, not of micro-batches."""
+"""Runs validation every so many optimizer steps, not micro-batches."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from .ranges import STEPS, check_ranges, whole
 
 
 class ValidateEvery(Callback):
-    """Runs validation every `every_n_steps` optimizer steps and after the last one.
+    """Runs validation every `every_n_steps` optimizer steps and after the last step.
 
-    `Trainer(val_check_interval)` counts micro-batches, so its meaning changes with gradient accumulation, and it misses the end
-    of a run whose length is not a multiple of it.
+    `Trainer(val_check_interval)` counts micro-batches, so its meaning changes with gradient accumulation, and it does not
+    validate at the end of a run whose length is not a multiple of the interval.
 
-    Method: Lightning validates after micro-batch i if `(i + 1) % trainer.val_check_batch == 0`. This is set to 1 if validation
-    is due after the micro-batch, and otherwise to a huge number. Lightning still validates a run that stops early.
+    Method: Lightning validates after micro-batch i if `(i + 1) % trainer.val_check_batch == 0`. This callback sets
+    `val_check_batch` to 1 if validation is due after the micro-batch, and otherwise to a huge number. Lightning still validates
+    a run that stops early.
 
     Logs: nothing.
 
     Contract:
         setup: refuses other settings that trigger validation; makes EarlyStopping check after validation.
-        on_train_start: sets `val_check_batch` for the resumed step, so that Lightning does not repeat a validation that its
-            checkpoint has seen. A validation that was due when its step was saved, and that Lightning would skip, runs first.
+        on_train_start: sets `val_check_batch` for the resumed step, so that Lightning does not repeat a validation made before
+            the checkpoint. If the checkpoint was saved before its step's validation, this validation runs first.
         on_train_batch_start: sets `val_check_batch` for this micro-batch.
         State: none; a pure function of the step.
 

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from lit_llm.callbacks.errors import flags
 from lit_llm.config.arguments import refuse_other_encodings, underscored
 from lit_llm.config.groups import flag_of
+from lit_llm.core import errors
 from lit_llm.core.disk import is_disk_error
-from lit_llm.core.errors import UserError, failed_outside, refuse, report
+from lit_llm.core.errors import UserError, failed_outside, refuse, report, show_traceback
 from lit_llm.core.ranks import wrong_numbers
 from lit_llm.training.bounded_exit import run_and_end
 
@@ -42,19 +43,22 @@ TRAINING = ("fit", "validate", "test")
 
 
 def usage() -> str:
-    """The list of commands."""
+    """Return the help text of lit_llm: one line per command, with its purpose and an example."""
     lines = ["usage: python -m lit_llm COMMAND [options]", ""]
     lines += [f"  {name:14s} {what:26s} {example}" for name, (_, what, example) in COMMANDS.items()]
-    return "\n".join([*lines, "", "python -m lit_llm COMMAND --help lists a command's options."])
+    more = ["python -m lit_llm COMMAND --help lists a command's options.", "--debug prints the traceback of a mistake, too."]
+    return "\n".join([*lines, "", *more])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code.
+    """Run the command that the command-line `arguments` name (None: those of this process), and return its exit code.
 
-    0 done, 1 training went wrong, a check failed or no plan meets the limits, 2 a mistake in the input, 75 stopped by a signal
-    with everything saved: run again to continue, 130 interrupted at once (Ctrl-C twice, or before training began).
+    0: done. 1: training went wrong, a check failed or no plan meets the limits. 2: a mistake in the input. 75: a signal stopped
+    training, and a checkpoint is saved: run again to continue. 130: interrupted without saving (Ctrl-C twice, or early).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    errors.debug = "--debug" in arguments
+    arguments = [word for word in arguments if word != "--debug"]
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in ("--help", "-h", "help"):
         print(usage())
@@ -76,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except UserError as error:
+        show_traceback(error)
         report(str(error))
         return 2
     except BaseException as error:
@@ -110,16 +115,16 @@ def console_script() -> NoReturn:
 
 
 def _bound_spinning() -> None:
-    """Let OpenMP's threads sleep after a short wait: a spinning thread may take the processor from the one that it waits for.
+    """Set GOMP_SPINCOUNT, unless the user has, so that an idle OpenMP thread soon sleeps and leaves its CPU core to others.
 
-    GNU's OpenMP reads GOMP_SPINCOUNT when torch is imported. Child processes inherit it (docs/evidence/measurements.md).
+    GNU's OpenMP reads the variable when torch is imported. Child processes inherit it (docs/evidence/measurements.md).
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"  # iterations; the default is 300,000
 
 
 def _plain_warnings() -> None:
-    """Print a warning of lit_llm's own files as one line. Lightning replaces `formatwarning`, but not `showwarning`."""
+    """Print warnings from lit_llm's own files as one line each: replaces `warnings.showwarning`, which stays for others."""
     others, ours = warnings.showwarning, os.path.join(os.path.dirname(__file__), "")
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:

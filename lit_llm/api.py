@@ -1,4 +1,4 @@
-"""The Python interface: a recipe as model, data and Trainer, its training, and a finished run as a module."""
+"""The Python interface: builds a recipe's model, data and Trainer, trains them, and loads a trained model of a run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from lit_llm.training.output_streams import log_to
 
 
 def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None) -> RunObjects:
-    """Build the `trainer`, `model`, `datamodule` and `config` of `fit --config …`. This writes nothing and reads no data.
+    """Build and return the Trainer, model, DataModule and config of `fit --config …`, without writing files or reading data.
 
     Args:
         configs: names of shipped recipes or paths of YAML files. A later recipe overrides an earlier one, key by key.
-        settings: values by dotted key, with the keys of flags: ``{"trainer.max_steps": 100}``.
+        settings: values by dotted key: ``{"trainer.max_steps": 100}`` is the flag --trainer.max_steps 100.
 
     Raises:
-        UserError: Everything that is wrong with the recipe, one sentence a line.
+        UserError: The recipe has mistakes. The message has one line for each mistake.
     """
     words = [f"--config={config}" for config in configs]
     words += [f"--{key}={as_flag(value)}" for key, value in (settings or {}).items()]
@@ -45,13 +45,13 @@ def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None)
 
 
 def fit(recipe: RunObjects) -> int:
-    """Train as the command `fit` does, with its log and its evaluation at the end; return the command's exit code.
+    """Train as the command `fit` does, log and final evaluation included, and return the exit code of that command.
 
-    0: the run is complete. 1: training went wrong, which was printed. 75: a signal stopped it, and everything is saved:
-    load the recipe with ``{"resume": "auto"}`` to continue.
+    0: the run is complete. 1: training failed, and the error was printed. 75: a signal stopped training, and a checkpoint is
+    saved: load the recipe with ``{"resume": "auto"}`` to continue.
 
     Raises:
-        UserError: The data do not fit the run or its weights, or the run folder is in use.
+        UserError: The data do not fit the run or its weights, or another process trains in the run folder.
     """
     trainer, spec, log_dir = recipe.trainer, recipe.spec, recipe.spec.log_dir
     if log_dir is not None:
@@ -63,7 +63,7 @@ def fit(recipe: RunObjects) -> int:
 
 
 class TrainedModel(nn.Module):
-    """The model of a run with its tokenizer, if it has one, in fp32 and in eval mode.
+    """The trained model of a run, in fp32 and in eval mode, and the tokenizer of the run.
 
     Attributes:
         model: the module that was trained: a GPT, or a `CustomModel` whose `network` is the user's module.
@@ -74,11 +74,11 @@ class TrainedModel(nn.Module):
         """Args:
             run: the run folder.
             ckpt_path: last, best, or the path of a checkpoint.
-            device: cpu, cuda, …; auto: a GPU if there is one.
+            device: cpu, cuda, …; auto: a GPU if the machine has one.
             ema: load the average of the weights that EMA kept instead of the weights.
 
         Raises:
-            UserError: There is no such run or checkpoint, or its files are damaged or do not fit together.
+            UserError: The run or the checkpoint does not exist, or files of it are damaged or do not fit together.
         """
         super().__init__()
         self._run = folder = expanded(str(run))
@@ -93,7 +93,7 @@ class TrainedModel(nn.Module):
         return self.model(input_ids.long())
 
     def generate(self, prompt: str, *, max_new_tokens: int = 200, sampling: Sampling | None = None) -> str:
-        """The prompt and its continuation.
+        """Return one text: the prompt followed by its continuation of at most `max_new_tokens` tokens.
 
         `sampling`: a `lit_llm.Sampling(temperature=…, top_k=…, top_p=…, seed=…)`. None: the defaults of that class.
 

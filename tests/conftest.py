@@ -8,7 +8,7 @@ import fork_server
 import pytest
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
-from process_state import restored_process_state, share_parsers
+from process_state import restored_process_state
 from recipe_runs import RECIPE, TEXT
 from tensorboard.summary.writer import event_file_writer
 
@@ -26,7 +26,6 @@ def pytest_configure():
 
 
 def pytest_collection_finish():
-    share_parsers()
     gc.collect()
     gc.freeze()  # what is imported stays: to search it again and again takes a twentieth of the tests' time
 

@@ -222,13 +222,12 @@ def plan_a_run() -> None:
     """
     import s3fs  # noqa: F401  # Lightning does, where it is installed
     import torch.utils.tensorboard  # noqa: F401
-    from process_state import restored_process_state, share_parsers
+    from process_state import restored_process_state
 
     import lit_llm.hf.read
     import lit_llm.training.fit  # noqa: F401
     from lit_llm.__main__ import main
 
-    share_parsers()
     with restored_process_state(), contextlib.redirect_stdout(io.StringIO()):
         assert main(["plan", "--config", "quickstart"]) == 0
 

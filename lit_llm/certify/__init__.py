@@ -1,1 +1,1 @@
-"""Checks of the library's promises on the machine that runs them, and the certificate that records their outcomes."""
+"""`python -m lit_llm certify`: check lit_llm's promises on this machine, and write a certificate with the checks' outcomes."""

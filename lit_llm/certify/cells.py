@@ -1,4 +1,4 @@
-"""The trainings whose losses are compared with those of one process: each layout of N devices, with each value of each axis."""
+"""Trainings whose losses are compared with the losses of one process: for each layout of N devices, with all values of AXES."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ AXES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("AdamW", "Muon"),
 }
 PLAIN = tuple(values[0] for values in AXES.values())
-"""The first value of each axis. Every layout is trained with these values, in a required check."""
+"""The first value of each axis in AXES. Required checks train every layout with these values."""
 SETTINGS = (
     ("bf16-mixed", False, "full", "Muon"),
     ("bf16-true", False, "attention", "AdamW"),
     ("32-true", False, "cheap", "Muon"),
     ("bf16-mixed", True, "none", "AdamW"),
 )
-"""Further combinations of values with which every layout is trained. `PLAIN`, these and `FLOAT8` use all values of AXES."""
+"""Further combinations of values with which every layout is trained. PLAIN, SETTINGS and FLOAT8 together use all of AXES."""
 FLOAT8 = ("float8", True, "none", "AdamW")
 TOLERANCES = {"32-true": 1e-5, "bf16-mixed": 2**-7, "bf16-true": 2**-7, "float8": 2**-6}
-"""Relative tolerances of a loss. fp32: sums in another order over 20 steps. bf16: two units of its 8 bits. float8: 4 bits."""
+"""{precision: relative tolerance of a loss}. fp32: sums in another order over 20 steps. bf16: two units of its 8 bits."""
 
 
 def layouts(devices: int) -> dict[str, dict[str, Any]]:
-    """Name of each layout → its strategy and size of the model, as arguments of `training.train`.
+    """Return {name of a layout of `devices` devices: arguments of `training.train`, with the keys strategy and size}.
 
-    Layouts with "experts" in the name have a model with experts.
+    Layouts with "experts" in the name have a mixture-of-experts model.
     """
     sparse: dict[str, Any] = {"size": "experts"}
     if devices == 1:
@@ -55,9 +55,9 @@ def layouts(devices: int) -> dict[str, dict[str, Any]]:
 
 
 def cells(devices: int, *, float8: bool) -> dict[str, dict[str, Any]]:
-    """Name of a check → the job with the arguments of `training.train`, for each layout and combination of values (a cell).
+    """Return {name of a check: job with the arguments of `training.train`} for each layout and each combination of values.
 
-    Cells with the values `PLAIN` come first, then those without compilation, so that a small budget suffices for them.
+    Jobs with the values PLAIN come first, then other eager and compiled jobs, so that a small time budget suffices for PLAIN.
     """
     jobs = {}
     for values in [PLAIN, *SETTINGS, *([FLOAT8] if float8 else [])]:

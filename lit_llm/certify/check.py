@@ -1,4 +1,4 @@
-"""Checks, their outcomes, and the certificate. This module does not import torch."""
+"""Run checks, judge their outcomes, and make the certificate. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lit_llm.core.errors import UserError
 
 FORMAT = 1
 REQUIRED = "required"
-"""The word that selects all required checks."""
+"""The word that selects all required checks, in `--only required`."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The measured value of a check, which passes if it is at most the tolerance. Without a tolerance it is only recorded."""
+    """Record of a check's measured value. The check passes if this is at most `tolerance`; None: the value is only recorded."""
 
     value: float
     tolerance: float | None = None
@@ -33,12 +33,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Check:
-    """A test of a promise in one case.
+    """Description of a test of one promise in one case, such as one layout.
 
     Args:
         jobs: names of the jobs whose results are the arguments of `judge`, in this order.
-        judge: returns a figure, or the reason why there is none.
-        required: whether the check fails if it is skipped.
+        judge: function that returns the measured figure, or the reason why there is no figure.
+        required: whether a skipped check counts as failed.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Group:
-    """Checks that share jobs.
+    """Description of checks that use results of the same jobs.
 
     Args:
-        promise: what the library promises, in words.
-        starts: for each start of processes: their number, and the jobs by name that they run one after another.
-        unless: why this machine can run none of the checks; empty if it can.
+        promise: the promise of lit_llm that the checks test, as a sentence.
+        starts: (number of processes to start, {name: job} that the processes run one after another) for each start.
+        unless: the reason why this machine can run none of the checks; "" if it can.
     """
 
     promise: str
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one check."""
+    """Record of the outcome of one check, as the certificate has it."""
 
     name: str
     promise: str
@@ -75,7 +75,7 @@ class Outcome:
     unit: str = ""
     required: bool = False
     reason: str = ""
-    """Why the check was skipped, or why it failed without a figure."""
+    """Why the check was skipped, or why it failed without a figure; "" otherwise."""
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -87,15 +87,16 @@ def run_checks(
     on_outcomes: Callable[[list[Outcome]], None] = lambda outcomes: None,
     elsewhere: Mapping[int, Iterable[Group]] = MappingProxyType({}),
 ) -> tuple[list[Outcome], str | None]:
-    """(outcomes of all checks, or of those that `only` names; why the run of checks ended early, or None).
+    """Run checks. Return (outcomes of the checks, why the checks ended early or None).
 
     Args:
-        seconds: the time after which no further job, a run of one check's measurements, is started.
-        on_outcomes: called with the outcomes of each group as soon as they are known.
-        elsewhere: number of devices → the checks for it. If `only` names one of them, the error says how many it needs.
+        only: names of checks, or their beginnings, to run only these. (): all checks are run.
+        seconds: the time after which no further job is started.
+        on_outcomes: called with the outcomes of each group when the group's jobs have ended.
+        elsewhere: {other number of devices: groups of checks for that number}, for the error if `only` names such a check.
 
     Raises:
-        UserError: `only` has a word that no check has, or there was no time for a single check.
+        UserError: `only` has a word that matches no check, or the time did not suffice for a single check.
     """
     groups = list(groups)
     names = [check.name for group in groups for check in group.checks]
@@ -126,14 +127,14 @@ def run_checks(
 
 
 def _needed(outcome: Outcome) -> Outcome:
-    """The outcome, but failed if the check is required and was skipped."""
+    """Return `outcome`, changed to "failed" if the check is required and was skipped."""
     if not outcome.required or outcome.outcome != "skipped":
         return outcome
     return replace(outcome, outcome="failed", reason=f"it is required, but {outcome.reason}")
 
 
 def _has(name: str, word: str) -> bool:
-    """Whether `word` is a check's name, or the first of the parts that "/" separates in it."""
+    """Whether `word` is `name`, the name of a check, or the part of this name before one of its "/"."""
     return f"{name}/".startswith(f"{word}/")
 
 
@@ -142,7 +143,9 @@ def _is(check: Check, word: str) -> bool:
 
 
 def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
-    """(job → its result; why a process ended by itself, "" if none did). If a job fails, new processes run the later jobs."""
+    """Run the jobs `needed`. Return ({job: result}, why a process ended by itself or "").
+
+    After a process ended by itself, new processes run the jobs that have no result yet."""
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         for ranks, jobs in group.starts:
@@ -185,9 +188,9 @@ def _outcome(promise: str, check: Check, results: dict[str, dict[str, Any]], why
 
 
 def summary(outcomes: list[Outcome], machine: str) -> str:
-    """The headline: how many of the required checks passed, and how many of all but those that are only recorded.
+    """Return the certificate's headline: how many required checks, and how many of all checks with a tolerance, passed.
 
-    "Certified in part" means that checks were skipped, "NOT certified" that one failed or none passed.
+    "certified in part": a check was skipped. "NOT certified": a check failed, or no check passed.
     """
     counts = Counter(each.outcome for each in outcomes)
     verdict = "certified in part" if counts["skipped"] else "certified"
@@ -202,7 +205,7 @@ KINDS = ("kind", "passed", "required", "failed", "skipped", "recorded", "largest
 
 
 def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """For each kind of check (first word of a name) a row with the columns `KINDS`. "required": passed of required checks."""
+    """Return a row with the columns KINDS for each kind of check (first part of a name). "required": "passed of required"."""
     rows = []
     for kind in dict.fromkeys(each["name"].partition("/")[0] for each in checks):
         of_kind = [each for each in checks if each["name"].partition("/")[0] == kind]
@@ -218,18 +221,18 @@ def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def certificate(outcomes: list[Outcome], machine: dict[str, Any], ended: str | None, said: str) -> dict[str, Any]:
-    """The certificate's content. `said`: the headline by `summary`; `ended`: why the checks ended early, or None."""
+    """Return the certificate's content. `said`: the headline of `summary`; `ended`: why the checks ended early, or None."""
     checks = [{**asdict(each), "reproduce": _command(each.name, machine["devices"])} for each in outcomes]
     return {"format": FORMAT, "said": said, "machine": machine, "ended_early": ended, "checks": checks}
 
 
 def _command(name: str, devices: int) -> str:
-    """The command that runs only this check."""
+    """Return the shell command that runs only the check `name`."""
     return f"python -m lit_llm certify --devices {devices} --only '{name}'"
 
 
 def table(outcomes: list[Outcome], devices: int) -> list[str]:
-    """One line for each check, and below a failed check the command that repeats it."""
+    """Return one line for each check, and below the line of a failed check the shell command that repeats the check."""
     lines = []
     for each in outcomes:
         figure = "" if each.figure is None else f"{each.figure:.3g}"

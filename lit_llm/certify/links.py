@@ -18,14 +18,14 @@ TIMES = 5
 
 
 def dimensions(devices: int) -> dict[str, int]:
-    """The dimensions of the mesh whose links are measured, name → size. Neighbouring ranks are in one `inner` group."""
+    """Return {name: size} of the dimensions of the mesh whose links are measured. Neighbouring ranks form an `inner` group."""
     if devices == 1:
         return {}
     return {"outer": 2, "inner": devices // 2} if devices > 2 and devices % 2 == 0 else {"inner": devices}
 
 
 def links(folder: Path, *, ranks: int, accelerator: str, mb: int) -> dict[str, float]:
-    """GB/s that a device sends in an all-reduce of `mb` megabytes along each dimension of a mesh; median of five."""
+    """Return {"DIMENSION/all_reduce": GB/s that a device sends in an all-reduce of `mb` MB along this mesh dimension}."""
     dist.init_process_group("nccl" if accelerator == "cuda" else "gloo")
     sizes = dimensions(ranks)
     mesh = init_device_mesh(accelerator, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -47,10 +47,10 @@ def _gbps(group: dist.ProcessGroup, n: int, length: int, device: str) -> float:
 
 
 def disk(folder: Path, *, ranks: int, accelerator: str, place: str, mb: int) -> dict[str, float]:
-    """GB/s of writing a checkpoint (hashed, checked, on the disk), of a plain write with fsync, and of reading the checkpoint.
+    """Return GB/s of "write" (checkpoint with hashes and fsync), "fsync" (plain file with fsync) and "read" (the checkpoint).
 
     Args:
-        place: the folder whose disk is measured. Nothing stays there.
+        place: the folder whose disk is measured. All files are removed at the end.
         mb: megabytes of the checkpoint.
     """
     path, size = Path(place) / f".certify-{os.getpid()}", mb * 10**6

@@ -1,4 +1,4 @@
-"""The rank processes of a check: forks of this process, which has imported their modules and must not have used a GPU."""
+"""Start the rank processes of checks as forks of this process, which has imported torch and must not have used a GPU."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Any
 from lit_llm.core.errors import UserError
 
 Job = dict[str, Any]
-"""A call of a function: `do` is a key of the table in `_work`, which names the function; the other keys are its arguments."""
+"""A function call that all ranks make: `do` names a function in the table `does` of `_work`; other keys are its arguments."""
 _GRACE = 60.0
-"""Seconds that the running job may still take when the time is over."""
+"""Seconds for which the running job may continue after the deadline."""
 
 
 def run_ranks(
     folder: Path, ranks: int, accelerator: str, jobs: dict[str, Job], seconds: float
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """(job → its result on rank 0, or on a rank on which the job failed; why a process ended by itself, "" if none did).
+    """Run `jobs` in `ranks` new processes. Return ({job: result}, why a process ended by itself or "").
 
-    A result has one of the keys `found` (what the job returned), `refused` (the text of a UserError) and `failed` (another
-    error). A job for which the time does not suffice has no result.
+    A job's result comes from rank 0, or from a rank on which the job failed. It has the key `found` (value that the job
+    returned), `refused` (text of a UserError) or `failed` (text of another error). A job without enough time has no result.
     """
     from lit_llm.certify.training import write_text  # imports torch and Lightning once, here, instead of in each process
 
@@ -69,7 +69,7 @@ def run_ranks(
 
 
 def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> int:
-    """Fork a process that calls `work`, and return its id. Ctrl-C does not reach the process: the command must end it."""
+    """Fork a process that calls `work`, and return the process id. Ctrl-C does not reach the process: the caller ends it."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
@@ -88,11 +88,11 @@ def _fork(log: Path, environment: dict[str, str], work: Callable[[], None]) -> i
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # skips exit handlers, which are the command's
+        os._exit(code)  # skips exit handlers, which belong to the parent process
 
 
 def _work(folder: Path, accelerator: str, jobs: dict[str, Job], deadline: float) -> None:
-    """Run jobs one after another until the deadline, which rank 0 decides for all ranks."""
+    """Run jobs one after another in this rank, and write each result to a file. After `deadline` by rank 0's clock, stop."""
     import torch
     import torch.distributed as dist
 
@@ -127,7 +127,7 @@ def _write(folder: Path, rank: int, result: dict[str, Any]) -> None:
 
 
 def _results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Job → the result that rank 0 wrote, or the error that another rank wrote. Half-written lines are left out."""
+    """Return {job: the result that rank 0 wrote, or the error that another rank wrote}. Incomplete lines are left out."""
     results: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("results-*.jsonl")):
         for each in map(json.loads, path.read_text().rpartition("\n")[0].splitlines()):

@@ -1,4 +1,4 @@
-"""The list of checks for a number of devices: the promises, the jobs that show them, and the rules by which they pass."""
+"""The list of all checks for a number of devices: promises, jobs, and the functions that judge the results of jobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lit_llm.certify.check import Check, Figure, Group
 from lit_llm.certify.links import dimensions
 
 HOW: dict[str, dict[str, Any]] = {"whole": {}, "sharded": {"sharded": True}, "asynchronous": {"background": True}}
-STEPS, KILLED_AT = 8, 7  # saved after 3 and 6; an asynchronous save at 6 waits for that at 3, so one is complete
+STEPS, KILLED_AT = 8, 7  # saved after 3 and 6; an asynchronous save at 6 waits for the save at 3, so one is complete
 SAVED_AT, CONTINUED_TO = 3, 6
 MEMORY_TOLERANCE = {"cpu": 0.03, "cuda": 0.1}
-"""Largest relative difference of planned and measured memory. On a CPU, gloo's threads free some tensors late. On a GPU, the
-plan estimates the memory of kernels, too."""
+"""{device: largest relative difference of planned and measured memory}. On a CPU, gloo's threads free some tensors late. On a
+GPU, the plan also estimates the memory inside of kernels."""
 TRAFFIC_TOLERANCE = 0.01  # the plan leaves out single numbers: sums of losses and norms
 LINK_TOLERANCE = 2.0  # only large messages reach the bandwidths of data sheets
 SPEED_TOLERANCE = 1.05
@@ -30,12 +30,12 @@ Jobs = dict[str, dict[str, Any]]
 
 
 def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None = None) -> list[Group]:
-    """All groups of checks: groups with required checks first, then by the time that they take.
+    """Return all groups of checks: groups with required checks first, then other groups, roughly by their duration.
 
     Args:
-        device: "cpu" or "cuda". Times are judged on "cuda" only, because processes share the cores of a CPU.
+        device: "cpu" or "cuda". Times have a tolerance on "cuda" only, because processes share the cores of a CPU.
         place: folder whose disk is measured.
-        assumed_gbps: GB/s that the plan assumes for a link between two devices of a node.
+        assumed_gbps: GB/s that the plan assumes for a link between two devices of a node. None: unknown.
     """
     on_gpu, of = device == "cuda", layouts(devices)
     trained = cells(devices, float8=on_gpu)
@@ -61,7 +61,8 @@ def groups(devices: int, device: str, *, place: str, assumed_gbps: float | None 
 
 
 def difference(losses: dict[str, float], expected: dict[str, float], first: int = 1) -> float:
-    """The largest relative difference of two runs' losses from step `first` on: infinite if steps differ, NaN for NaN loss."""
+    """Return the largest relative difference of two runs' losses ({step: loss}) from step `first` on: infinity if the steps
+    differ, NaN if a loss is NaN."""
     expected = {step: value for step, value in expected.items() if int(step) >= first}
     if losses.keys() != expected.keys() or not expected:
         return float("inf")
@@ -74,8 +75,8 @@ def _is_plain(job: Found) -> bool:
 
 
 def _losses(devices: int, jobs: Jobs) -> Group:
-    """Compare the losses of each training in `jobs` with those of one process of the same precision and optimizer, without
-    compilation and recomputation.
+    """Return checks that compare the losses of each training in `jobs` with the losses of one process with the same precision,
+    optimizer and model, without compilation and recomputation.
     """
     alone: Jobs = {}
     checks = []
@@ -95,7 +96,7 @@ def _same_losses(job: dict[str, Any], result: Found, alone: Found) -> Figure | s
 
 
 def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
-    """Check that a run whose processes were all killed continues from its newest checkpoint. `how`: a key of `HOW`."""
+    """Return a check that a killed run continues bit for bit from its newest checkpoint. `how`: a key of HOW."""
     job = {"do": "train", **layout, "steps": STEPS, **HOW[how]}
     killed = {"killed": {**job, "save": "saved", "kill_at": KILLED_AT}}
     starts = ((devices, killed), (devices, {"straight": job, "resumed": {**job, "resume": "saved"}}))
@@ -110,8 +111,8 @@ def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
 
 
 def _cross(devices: int) -> Group:
-    """Continue a checkpoint of each layout in the next layout of the same model. The checkpoint is sharded if its layout can
-    write shards.
+    """Return checks that continue a checkpoint of each layout in the next layout of the same model. A checkpoint is sharded if
+    the layout that saves it uses MeshStrategy.
     """
     of, train = layouts(devices), {"do": "train", "steps": CONTINUED_TO}
     size = {name: of[name].get("size", "tiny") for name in of}

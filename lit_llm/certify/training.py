@@ -1,4 +1,4 @@
-"""Trains a tiny model as one rank: the job that most checks share."""
+"""Train a small model in the process of one rank: the job of most checks."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ SIZES: dict[str, dict[str, Any]] = {
         **{"norm": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True, "qk_norm": False},
     },
 }
-LEARNING_RATE = 3e-3  # higher, and AdamW amplifies rounding: 8e-6 after 9 steps becomes 1e-3 after 11
+LEARNING_RATE = 3e-3  # with a higher rate, AdamW amplifies rounding: a difference of 8e-6 after 9 steps becomes 1e-3 after 11
 
 
 class Losses(Callback):
-    """Keeps the loss of every logged step and the time at which the step ended, and kills the process after step `kill_at`."""
+    """Callback that records loss and end time of every logged step, and kills the process by SIGKILL after step `kill_at`."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.losses, self.ends = dict[int, float](), list[float]()
@@ -103,23 +103,23 @@ def train(
     ramp: tuple[int, int] | None = None,
     watch: str | None = None,
 ) -> dict[str, Any]:
-    """Train on the text that all jobs share.
+    """Train a model on the text that `write_text` has written.
 
-    Return the loss of each logged step, the median time of a step, the numbers of compiled graphs and of graph breaks, and the
-    measurements of `watch`.
+    Return a dict: "losses" ({logged step: loss}), "step_seconds" (median), "graphs" and "graph_breaks" (numbers of compiled
+    graphs and of graph breaks), and the figures of `watch`.
 
     Args:
         strategy: a strategy's name, or the arguments of MeshStrategy.
-        size: a key of `SIZES`, the model.
+        size: the model, a key of SIZES.
         micro_batch: sequences of a micro-batch. None: half of a rank's batch, so that gradients are accumulated.
-        batch: sequences of a step.
+        batch: sequences of an optimizer step.
         save: folder for a checkpoint after every third step. None: no checkpoint.
-        sharded: whether all ranks write parts of a checkpoint.
+        sharded: whether each rank writes a shard of a checkpoint.
         background: whether checkpoints are written in the background.
-        resume: the folder whose newest good checkpoint is continued.
-        kill_at: the step after which each rank kills itself.
-        ramp: (sequences of a batch at the start, sequences after which batches grow). With a ramp, there are validations, too.
-        watch: a key of `WATCHES`, the measurement.
+        resume: the folder whose newest undamaged checkpoint is continued. None: training starts at step 1.
+        kill_at: the step after which each rank kills itself. None: never.
+        ramp: (sequences of a batch at the start, sequences after which batches grow). With a ramp, the run also validates.
+        watch: the measurement, a key of WATCHES. None: no measurement.
 
     Raises:
         UserError: The device does not support the settings.
@@ -190,14 +190,14 @@ def train(
 
 
 def write_text(folder: Path) -> None:
-    """Write the text that every job trains on, once for all ranks, because a changed file is tokenised again."""
+    """Write the text on which every job trains, unless the file exists: a changed file would be tokenised again."""
     path = folder / "text.txt"
     if not path.exists():
         path.write_text("".join(f"line {i} of a text that repeats itself, {i * i} and {i % 7}\n" for i in range(2000)))
 
 
 def text_data(folder: Path, config: GPTConfig, micro_batch: int, batch: int) -> TextFiles:
-    """The DataModule of the text that `write_text` wrote, with bytes as tokens."""
+    """Return the DataModule of the text that `write_text` wrote, with bytes as tokens. Batch sizes are in sequences."""
     return TextFiles(
         paths=[str(folder / "text.txt")],
         cache_dir=str(folder / "cache"),
@@ -220,5 +220,5 @@ def _strategy(strategy: str | dict[str, Any], sharded: bool) -> Any:
 
 
 def gpu(folder: Path, *, ranks: int, accelerator: str) -> dict[str, Any]:
-    """The name of this machine's GPU, and the GB/s that the plan assumes for its links."""
+    """Return the name of this machine's GPU, and the GB/s that the plan assumes for links between the GPUs of a node."""
     return {"name": torch.cuda.get_device_name(), "node_gbps": this_machine(measure=False).node_gbps}

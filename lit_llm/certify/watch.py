@@ -1,4 +1,4 @@
-"""Measurements while a model trains: memory and traffic beside the plan, graphs, host synchronisations, a plain loop."""
+"""Callbacks that measure a training: memory and traffic, compiled graphs, host synchronisations, speed against a plain loop."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from lit_llm.training.language_model import LanguageModel
 
 STEP = "a step that is measured"
 FEW = 2
-"""Number of steps before the first measured step. In these the optimizer's state is created and the model compiled."""
+"""Number of steps before the first measured step, in which the optimizer's state is created and the model is compiled."""
 
 
 class Watch(Callback):
-    """Measures a training within a `with` block; afterwards `figures` has the results. This base class measures nothing."""
+    """Base class of callbacks and context managers that measure the training in their `with` block. Results: `figures`."""
 
     def __init__(self) -> None:
         self.figures: dict[str, Any] = {}
@@ -51,28 +51,29 @@ class Watch(Callback):
 
 
 def _in_turn(k: int, scores: Tensor) -> Tensor:
-    """Assign experts to N tokens in turn, whatever their scores: (N, E) → (N, k), in ascending order."""
+    """Return the numbers of `k` experts for each token, (N, k), in ascending order. Experts take turns; of `scores`, (N, E),
+    only the shape is used."""
     tokens, experts = scores.shape
     places = torch.arange(tokens * k, device=scores.device).view(tokens, k)
     return (places % experts).sort(dim=1).values
 
 
 class PlanWatch(Watch):
-    """Measures the peak memory and the bytes sent of the rank that has most, beside the planned figures.
+    """Watch of the largest peak memory and the most sent bytes of any rank. It compares both with the plan's figures.
 
-    Traffic is counted in the first measured step, memory in the steps after it. On a GPU, torch's allocator counts memory. On a
-    CPU, it follows from the tensors at the start of a step and the allocator's log, and the lowest peak of the steps counts,
-    because gloo's threads may free sent tensors late.
+    Sent bytes are counted in the first measured step, memory in the steps after it. On a GPU, torch's allocator counts memory.
+    On a CPU, memory is computed from the tensors at the start of a step and the profiler's log of allocations, and the lowest
+    peak of all steps counts, because gloo's threads may free sent tensors late.
 
-    The plan assumes that each expert gets equally many tokens. So this class assigns experts to tokens in turn.
+    The plan assumes that each expert gets equally many tokens, so this class makes routers assign experts to tokens in turn.
     """
 
     def __enter__(self) -> None:
         log = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._log: Any = nullcontext() if torch.cuda.is_available() else log
         gc.collect()
-        self._old = _storages()  # earlier storages; held, so that no other gets their addresses
-        self._log.__enter__()  # it does not see releases of earlier allocations
+        self._old = _storages()  # references keep earlier storages alive, so that no new storage gets the same address
+        self._log.__enter__()  # the log has no releases of earlier allocations
         self._live: list[dict[int, int]] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -86,14 +87,14 @@ class PlanWatch(Watch):
         self._traffic, self._begun = Traffic(*[] if mesh is None else [mesh]), -1
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        step, is_first = trainer.global_step, trainer.global_step != self._begun  # is_first: of the step's micro-batches
+        step, is_first = trainer.global_step, trainer.global_step != self._begun  # is_first: the step's first micro-batch
         self._begun = step
         if is_first and step == FEW:
             self._traffic.__enter__()
         elif is_first and step > FEW:
             if pl_module.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            # This has DDP's buckets and all gradients, too: an argument under a dispatch mode is an object of Python.
+            # DDP's buckets and all gradients are included: arguments under a dispatch mode are Python objects.
             live = {address: storage.nbytes() for address, storage in _storages().items() if address not in self._old}
             self._live.append(live)
             with record_function(STEP):
@@ -118,16 +119,16 @@ class PlanWatch(Watch):
 
 
 def _storages() -> dict[int, torch.UntypedStorage]:
-    """The storages of all tensors on the CPU, by address."""
+    """Return {address: storage} of all CPU tensors that Python's garbage collector knows."""
     tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]  # also a DTensor's part
     return {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors if each.device.type == "cpu"}
 
 
 def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
-    """The most live bytes in each step that STEP marks. `lives`: for each step, the live bytes at its start, by address.
+    """Return the peak bytes of each step that STEP marks in `log`. `lives`: {address: bytes} of storages at first; changed.
 
     Memory that gloo allocates inside a collective is not counted, because only gloo uses it. The log has no releases by gloo's
-    threads: such memory counts until its address is used again, or the step ends.
+    threads: memory that they free counts until its address is used again, or the step ends.
     """
     changes: list[tuple[int, int, int]] = []
     begins, todo = list[int](), list(log.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
@@ -155,7 +156,7 @@ def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
 
 
 class GraphsWatch(Watch):
-    """Generates text after each validation, so that compiled code runs at many lengths, also beyond the context."""
+    """Watch that generates text after each validation, so that compiled code runs with many lengths, some above block size."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModel)
@@ -163,7 +164,7 @@ class GraphsWatch(Watch):
 
 
 class WaitsWatch(Watch):
-    """Collects the places that make the host wait for a GPU between two logged rows; torch finds them on CUDA only."""
+    """Watch that collects the lines of code that make the host wait for a GPU in steps that are not logged. Only on CUDA."""
 
     def __enter__(self) -> None:
         self._caught = warnings.catch_warnings(record=True)
@@ -181,9 +182,9 @@ class WaitsWatch(Watch):
 
 
 class SpeedWatch(Watch):
-    """After each step of the Trainer, times the step of a plain PyTorch loop on a model of its own with the same settings.
+    """Watch that, after each Trainer step, times one step of a plain PyTorch loop with a second model of the same settings.
 
-    The steps alternate so that other load on the machine affects both alike.
+    Steps of Trainer and plain loop alternate, so that other load on the machine affects both equally.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

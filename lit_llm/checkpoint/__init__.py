@@ -1,1 +1,1 @@
-"""Checkpoints on disk: their format, and how Lightning saves and loads them."""
+"""Reads and writes checkpoints: their format on disk, and the CheckpointIO by which Lightning saves and loads them."""

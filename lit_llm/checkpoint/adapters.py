@@ -1,7 +1,7 @@
-"""Weights in checkpoints: adapters of LoRA runs, whose checkpoints name their base weights, and the average that EMA keeps.
+"""Reads weights from checkpoints: base weights with the adapters of a LoRA run, or the moving average of weights (EMA).
 
-lora    the settings of `LoRAConfig`
-base    path: the checkpoint of the base when the run started; sha256: its `base_sha256`
+The checkpoint of a LoRA run has the adapters and two keys: `lora`, the settings of `LoRAConfig`, and `base`, a dict with the
+`path` that the checkpoint of the base weights had when the run started, and its `sha256`, computed by `base_sha256`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from lit_llm.core.errors import UserError
 from lit_llm.models.lora import LoRAConfig, merged_weights
 
 LORA, BASE = "lora", "base"
-"""The keys in a checkpoint of the adapters' settings and of the record of their base."""
+"""Keys in a checkpoint: the settings of LoRA adapters, and the path and checksum of the base weights."""
 
 PUT_BACK = "put those weights, or a link to them, back there"
 
 
 def saved_lora(content: dict[str, Any]) -> LoRAConfig | None:
-    """The adapters' settings; None if a checkpoint holds a whole model."""
+    """The LoRA settings in the dict of a checkpoint; None if the checkpoint holds a whole model."""
     return LoRAConfig(**content[LORA]) if LORA in content else None
 
 
 def base_record(checkpoint: Path | None) -> dict[str, str]:
-    """The entry `base` in the checkpoints of a LoRA run: path and `base_sha256` of its base weights.
+    """The entry `base` in the checkpoints of a LoRA run: {"path", "sha256"} of the checkpoint with the base weights.
 
     Raises:
-        UserError: there is no base.
+        UserError: `checkpoint` is None.
     """
     if checkpoint is None:
         raise UserError("lora trains adapters beside frozen weights: name the run that has them (--init_from)")
@@ -42,21 +42,23 @@ def base_record(checkpoint: Path | None) -> dict[str, str]:
 
 
 def base_sha256(checkpoint: Path) -> str:
-    """A checksum of a checkpoint's content. In a folder, this reads only the manifest, which has a checksum of each file."""
+    """SHA-256, in hex, of a checkpoint file, or of the checksums in a checkpoint folder's manifest: no other file is read."""
     if not checkpoint.is_dir():
         return sha256_of(checkpoint)
     return hashlib.sha256(json.dumps(read_manifest(checkpoint)["files"], sort_keys=True).encode()).hexdigest()
 
 
 def base_checkpoint(content: dict[str, Any], checkpoint: Path, named: Path | None = None, *, can_be_named: bool = True) -> Path:
-    """The checkpoint of the base of a LoRA checkpoint.
+    """The path of the checkpoint with the base weights of a LoRA checkpoint.
 
     Args:
-        named: the path of the base that the user gave; None: the path that the checkpoint records.
-        can_be_named: whether the command's --init_from can name this base. It cannot if it names the checkpoint itself.
+        content: the dict of the LoRA checkpoint.
+        checkpoint: the path of the LoRA checkpoint, for messages.
+        named: the path of the base weights that the user gave; None: the path that `content` records.
+        can_be_named: whether messages may advise --init_from. Not if that flag names the LoRA checkpoint itself.
 
     Raises:
-        UserError: the base is missing, or its weights are not the ones with which the adapters were trained.
+        UserError: the base weights are missing, or are not the weights with which the adapters were trained.
     """
     was = Path(content[BASE]["path"])
     path = was if named is None else named
@@ -80,19 +82,19 @@ def saved_weights(
     base_can_be_named: bool = True,
     average: str | None = None,
 ) -> dict[str, Any]:
-    """The weights in a checkpoint by name: tensors, or `TensorOnDisk` for tensors in shards.
+    """The weights in a checkpoint: name → tensor, or `TensorOnDisk` for a tensor in shards.
 
-    For a LoRA run, these are the weights of its base. A weight with an adapter is a `MergedTensor`.
+    For a LoRA run, the result has the base weights. A weight that has an adapter is a `MergedTensor`.
 
     Args:
-        base: where the base weights of a LoRA run are; None: where they were in training.
-        verify: whether to verify the base's checkpoint first.
-        base_can_be_named: `can_be_named` of `base_checkpoint`.
-        average: None for the weights. For their average instead: the flag by which the user asked for it, for messages.
+        base: the checkpoint of a LoRA run's base weights; None: the path that the run recorded.
+        verify: whether to verify the checkpoint of the base weights first.
+        base_can_be_named: whether messages may advise --init_from for the base weights.
+        average: None for the weights. For their moving average (EMA): the flag that asks for the average, for messages.
 
     Raises:
-        UserError: base weights are missing, damaged, or not the ones used in training; `base` is given, but the checkpoint has
-            no adapters; there is no average.
+        UserError: base weights are missing, damaged, or not the weights used in training; `base` is given, but the checkpoint
+            has no adapters; the checkpoint has no average.
     """
     if "state_dict" not in content:
         raise UserError(f"{checkpoint} has no weights (state_dict): restore it, or use another one")
@@ -109,12 +111,12 @@ def saved_weights(
 
 
 def no_base(checkpoint: Path) -> str:
-    """The sentence that refuses --init_from for a checkpoint without adapters."""
+    """The message that refuses --init_from, which names base weights, for a checkpoint without adapters."""
     return f"{checkpoint} holds a whole model, no adapters, so it has no base weights to name: leave out --init_from"
 
 
 def base_damage(content: dict[str, Any], checkpoint: Path) -> str | None:
-    """Why the base of a checkpoint, or the base of that base, cannot be used, as a sentence; None if both can be used."""
+    """Why the base weights of a LoRA checkpoint, or the base of these weights, are unusable; None if usable or without LoRA."""
     if LORA not in content:
         return None
     try:
@@ -125,21 +127,21 @@ def base_damage(content: dict[str, Any], checkpoint: Path) -> str | None:
 
 
 EMA_HELP = "the average of the weights that the run kept (--ema EMA) instead of the weights"
-"""Help of a command's flag --ema."""
+"""The help text of the flag --ema, which several commands have."""
 
 
 def average_problem(content: Mapping[str, Any], checkpoint: Path, flag: str) -> str | None:
-    """A sentence if a checkpoint has no average of the weights; None if it has one. `flag` is the flag that asks for it."""
+    """A sentence if a checkpoint has no moving average of the weights; else None. `flag`: the flag that asks for it."""
     if AVERAGE in content:
         return None
     return f"{checkpoint} holds no average of the weights: train with --ema EMA, or leave out {flag}"
 
 
 def averaged(content: Mapping[str, Any], checkpoint: Path, flag: str) -> dict[str, Any]:
-    """The state dict of a checkpoint with averaged weights. Buffers and frozen weights have no average, and stay as they are.
+    """The state dict of a checkpoint, with the EMA average of each trained weight. Buffers and frozen weights have no average.
 
     Raises:
-        UserError: There is no average.
+        UserError: The checkpoint has no average. The message names `flag`, which asks for the average.
     """
     if problem := average_problem(content, checkpoint, flag):
         raise UserError(problem)

@@ -1,4 +1,4 @@
-"""Compares a checkpoint's model with the configured one."""
+"""Compares the model settings that a checkpoint stores with the settings of the model to train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.latent_config import LatentConfig
 from lit_llm.models.lora import LoRAConfig
 
-# Settings that decide the shapes of the weights: no flag makes a checkpoint fit another shape.
+# Settings that determine the shapes of the weights. A difference in one of them is always refused.
 SHAPES = {
     *("n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "block_size", "mlp", "mlp_width", "norm", "position", "bias"),
     *("qkv_bias", "attention_output_bias", "mlp_bias", "norm_bias", "tie_embeddings", "qk_norm", "qk_norm_width"),
@@ -25,38 +25,38 @@ SHAPES = {
     *("moe.first_dense", "moe.every", "layers.experts", "norm_position", "predict_ahead", "attention_sinks"),
     *("qkv_convolution", "input_convolution", "pad_vocab_to", "vocab_size"),
 }
-INITIAL = ("init_std", "zero_init_projections")  # matter before the first step only
-BASES = ("base_width", "base_depth")  # decide rates of the optimizer
-# Follow the data and the way of training, not the weights:
+INITIAL = ("init_std", "zero_init_projections")  # they matter only before the first step
+BASES = ("base_width", "base_depth")  # they determine learning rates of the optimizer
+# Settings of the data and of training, which do not change what the weights compute:
 TRAINING = ("moe.balance", "moe.sequence_balance", "moe.z_loss", "dropout", "mask_documents", "eos_id", *BASES)
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
-    """The model settings that a checkpoint stores, as plain values. For a custom model: `SETTINGS`, class and arguments."""
+    """The model settings that a checkpoint stores, by name. For a custom model: those in `SETTINGS`, class and arguments."""
     if architecture is None:
         return asdict(model)
     return {name: getattr(model, name) for name in SETTINGS} | {"architecture": asdict(architecture)}
 
 
 def same_class(saved: str, now: str) -> bool:
-    """Whether two class paths name one class."""
+    """Whether two dotted paths of classes name the same class, which may be exported under two paths."""
     return saved == now or (locate(saved) is not None and locate(saved) is locate(now))
 
 
 def saved_architecture(content: dict[str, Any]) -> Architecture | None:
-    """The custom model, its class and arguments, whose weights a checkpoint of lit_llm holds; None for a GPT."""
+    """The class and arguments of the custom model whose weights a checkpoint holds; None for a GPT. `content`: its dict."""
     saved = content["model_config"].get("architecture")
     return None if saved is None else Architecture(**saved)
 
 
 def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> GPTConfig:
-    """The model settings in a checkpoint. For a custom model, `saved_architecture` has the rest.
+    """The model settings in a checkpoint. For a custom model, `saved_architecture` returns its class and arguments.
 
     Args:
         flag: The flag that named the checkpoint, for messages.
 
     Raises:
-        UserError: It is not a checkpoint of lit_llm, or it is from a version with other settings.
+        UserError: The checkpoint is not of lit_llm, or it is from a version with other settings.
     """
     if "model_config" not in content:
         raise UserError(f"{checkpoint} is not a checkpoint of lit_llm: it has no model_config ({flag})")
@@ -74,7 +74,7 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with groups flattened into names such as moe.top_k. Without a group, moe.experts or latent.kv_rank is null."""
+    """A copy of model settings, with those in `moe` and `latent` under dotted names. Without experts, moe.experts is None."""
     groups = {"moe": settings.get("moe") or {}, "latent": settings.get("latent") or {}}
     layers = settings.get("layers") or {}
     if not all(isinstance(group, dict) for group in groups.values()):
@@ -87,7 +87,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def lora_changes(saved: LoRAConfig | None, lora: LoRAConfig | None, *, accepted: bool) -> list[str]:
-    """One sentence for each setting of adapters that differs from the checkpoint's.
+    """One sentence for each LoRA setting that differs between the checkpoint (`saved`) and the run. None: no adapters.
 
     Args:
         accepted: Ignore settings that do not determine the shapes of the adapters.
@@ -111,11 +111,11 @@ def lora_changes(saved: LoRAConfig | None, lora: LoRAConfig | None, *, accepted:
 def model_changes(
     saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None = None, *, accepted: bool
 ) -> list[str]:
-    """One sentence for each model setting that differs from the checkpoint's.
+    """One sentence for each model setting that differs between the checkpoint (`saved`) and the run.
 
     Args:
-        accepted: Ignore settings that do not determine the shapes of the weights. All arguments of a custom architecture are
-            ignored then, because only its code knows what they determine; loading the weights compares the shapes.
+        accepted: Ignore settings that do not determine the shapes of the weights, and all arguments of a custom architecture,
+            because only its code knows what they determine. Loading the weights compares the shapes.
     """
     was, changes = saved.get("architecture"), []
     if (was is None) != (architecture is None):
@@ -144,9 +144,9 @@ def model_changes(
 
 
 def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
-    """Why the checkpoint's optimizer state does not fit, although its weights do; empty if it fits.
+    """A list with a sentence if the optimizer state in a checkpoint does not fit the run's parameter groups; else empty.
 
-    With a base width or depth, the optimizer has other parameter groups.
+    A model with `base_width` or `base_depth` has other parameter groups than a model without.
     """
     had = any(saved.get(name) is not None for name in BASES)
     if had == (model.size_ratios is not None):
@@ -156,9 +156,9 @@ def group_changes(saved: dict[str, Any], model: GPTConfig) -> list[str]:
 
 
 def _changed_settings(saved: dict[str, Any], model: GPTConfig) -> list[tuple[str, Any, Any]]:
-    """(name, saved value, current value) of each setting that differs, but those of `INITIAL`, which matter before training.
+    """(name, saved value, current value) of each model setting that differs. Settings in `INITIAL` are left out.
 
-    A `vocab_size` or `eos_id` that is null now follows the data, so it is no difference.
+    A current `vocab_size` or `eos_id` of None is not compared: the data determine its value.
     """
     before, now = _flat(saved), _flat(asdict(model))
     same = {*INITIAL, *(name for name in ("vocab_size", "eos_id") if now[name] is None)}
@@ -166,13 +166,13 @@ def _changed_settings(saved: dict[str, Any], model: GPTConfig) -> list[tuple[str
 
 
 def _changed_arguments(was: dict[str, Any], architecture: Architecture) -> list[tuple[str, Any, Any]]:
-    """(name with a dot, saved value, current value) of each argument of a custom architecture that differs."""
+    """(name after a dot, saved value, current value) of each argument of a custom architecture that differs."""
     saved, arguments = was["init_args"], architecture.init_args
     return [(f".{name}", saved[name], value) for name, value in arguments.items() if saved.get(name, value) != value]
 
 
 def reinterpretations(saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None) -> list[str]:
-    """`model.name before → now` for each changed setting that leaves shapes as they are, but changes what the weights compute.
+    """A list with `model.name before → now` for each changed setting that keeps the weights' shapes, but changes the function.
 
     All changed arguments of a custom architecture are listed too, because only its code knows their meaning.
     """

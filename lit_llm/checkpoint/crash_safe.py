@@ -1,4 +1,4 @@
-"""Crash-safe file writes (fsync)."""
+"""Writes files and folders that survive a power failure, by fsync, and computes SHA-256 of files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lit_llm.core.disk import naming
 
 
 class HashingFile:
-    """A new file that computes the SHA-256 of its content while it is written, and is fsynced when it is closed.
+    """Context manager for a new file: computes the SHA-256 of the content that is written, and fsyncs the file on exit.
 
-    An OSError in a write is raised on closing, because torch's C++ writer would turn it into an unrelated RuntimeError.
+    An OSError in a write is raised on exit, because torch's C++ writer would turn it into an unrelated RuntimeError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class HashingFile:
         self._file = open(path, "xb")  # noqa: SIM115  # closed by __exit__
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write bytes, and return their number. After an error, nothing is written."""
+        """Write `data` and return its number of bytes. After an OSError in an earlier write, nothing is written."""
         if self._error is None:
             try:
                 self._file.write(data)
@@ -51,7 +51,7 @@ class HashingFile:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex, read a MiB at a time."""
+    """The SHA-256 of a file, in hex. The file is read in pieces of 1 MiB."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 20))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
@@ -60,7 +60,7 @@ def sha256_of(path: Path) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, and fsync their entries."""
+    """Make a folder and its missing parents. The parent of each new folder is fsynced: new folders survive a power failure."""
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for new in missing:
@@ -68,7 +68,7 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """fsync a file, or the entries of a folder: without the fsync of its folder, a power failure can undo a rename.
+    """fsync the file or folder `path`. Unless a file's folder is fsynced, too, a power failure can undo a rename of the file.
 
     Some file systems (FUSE, CIFS) cannot fsync a folder, and answer EINVAL or ENOTSUP. These errors are ignored.
     """

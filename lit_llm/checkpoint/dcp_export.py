@@ -21,15 +21,15 @@ from lit_llm.checkpoint.sharded import TensorOnDisk
 
 
 def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
-    """Write a checkpoint to `folder`, which must be empty or new; returns the number of tensors.
+    """Write a checkpoint to `folder`, which must be empty or new; return the number of tensors in it.
 
-    `dcp.load` finds the tensors under the nested keys of `checkpoint`. DCP joins keys by dots, and writes numbers as text.
+    `dcp.load` finds each tensor under its keys in `checkpoint`. DCP joins nested keys by dots, and writes numbers as text.
 
-    Only one tensor at a time is in memory. So each tensor has its own file, because torch's writer keeps all tensors of a file
-    until that file is written. One more file has all other values.
+    Only one tensor at a time is in memory: torch's writer keeps all tensors of a file in memory until it has written the file,
+    so each tensor gets a file of its own. One more file has all values that are not tensors.
 
     Args:
-        checkpoint: Lightning's dict. Its tensors are memory-mapped or `TensorOnDisk`.
+        checkpoint: Lightning's dict. Each tensor in it is memory-mapped or a `TensorOnDisk`.
     """
     on_disk: dict[int, TensorOnDisk] = {}
 
@@ -48,7 +48,7 @@ def write_dcp(checkpoint: dict[str, Any], folder: Path) -> int:
 
 
 class _Writer(FileSystemWriter):
-    """Writes all values that are no tensors into one file, and each tensor into its own."""
+    """DCP's writer, changed: each tensor gets a file of its own, and all values that are not tensors share one file."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
@@ -62,7 +62,7 @@ class _Writer(FileSystemWriter):
 
 
 class _FromDisk(DefaultSavePlanner):
-    """Plans with tensors on the meta device, and reads the data of each one when it is written."""
+    """DCP's planner, which reads a tensor only when it is written. `on_disk`: id of a meta tensor → the tensor with data."""
 
     def __init__(self, on_disk: dict[int, TensorOnDisk]) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from lit_llm.checkpoint.dcp_metadata import METADATA, StoredBytes, read_metadata
 from lit_llm.core.errors import UserError, library_errors
 
 _LIGHTNING = "meta.pt"
-"""The file in which Lightning saves values that are no tensors."""
+"""The file of a DCP folder in which Lightning saves the values of a checkpoint that are not tensors."""
 
 
 def is_dcp_folder(folder: Path) -> bool:
@@ -22,17 +22,17 @@ def is_dcp_folder(folder: Path) -> bool:
 
 
 class DcpFolder:
-    """The tensors of a DCP folder by name, each read on access. Nothing in the folder is executed.
+    """Reads a folder of torch.distributed.checkpoint (DCP): `folder[name]` is a tensor. No code in the folder is executed.
 
     Raises:
-        UserError: the folder is damaged, incomplete, or its pickles hold more than tensors, plain values and metadata.
+        UserError: the folder is damaged or incomplete, or its pickles hold more than tensors, plain values and metadata.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._tensors, self._values, self._paths = read_metadata(folder)
         self.files: dict[str, Path] = {name: folder for name in self._tensors}
-        """Tensor name → the folder, which holds the pieces of the tensor."""
+        """Tensor name → the path of the DCP folder, which is the same for all tensors."""
 
     def __getitem__(self, name: str) -> Tensor:
         shape, dtype, pieces = self._tensors[name]
@@ -45,7 +45,7 @@ class DcpFolder:
         return whole
 
     def value(self, key: str) -> Any:
-        """The plain value that was saved at the top level under `key`, nested dicts included; None if there is none."""
+        """The value, such as a number or a nested dict, under the top-level `key` of the saved dict; None without this key."""
         if (self.folder / _LIGHTNING).is_file():
             beside = self._load(StoredBytes(self.folder / _LIGHTNING, 0, (self.folder / _LIGHTNING).stat().st_size), key)
             if isinstance(beside, dict) and key in beside:

@@ -1,7 +1,7 @@
 """Reads `.metadata` of torch.distributed.checkpoint (DCP) without executing it.
 
-That file is a pickle, which can call anything when it is loaded. Here, it can only make plain values, and stand-ins without
-behaviour for the metadata classes of torch that DCP writes. Anything else is refused before it is called.
+That file is a pickle, which can call any function when it is loaded. The unpickler here makes only plain values, and empty
+classes in place of torch's metadata classes. It refuses every other name in the pickle before calling it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_METADATA = (
     *("Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
     *("TensorProperties", "StorageMeta"),
 )
-_RECORDS = {  # classes whose attributes are read
+_RECORDS = {  # metadata classes, as (module, name), whose attributes are read
     *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
     ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),  # up to torch 2.2
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -38,7 +38,7 @@ _PATHS = {(module, name) for module in ("pathlib", "pathlib._local") for name in
 
 
 class StoredBytes(NamedTuple):
-    """A range of bytes in a file."""
+    """Record of a range of bytes in a file: `length` bytes from byte `start` on."""
 
     file: Path
     start: int
@@ -46,7 +46,7 @@ class StoredBytes(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in pieces that do not overlap. A piece is (offset in the tensor, shape, place in a file)."""
+    """Record of a tensor in pieces. A piece is (its offset in each dimension of the tensor, its shape, its bytes)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -54,11 +54,11 @@ class StoredTensor(NamedTuple):
 
 
 Content = tuple[dict[str, StoredTensor], dict[str, StoredBytes], dict[str, tuple[Any, ...]]]
-"""Content of a DCP folder: (name → tensor, name → bytes of another value, name → keys in the nested dict that was saved)."""
+"""Content of a DCP folder: (name → tensor, name → bytes of a value that is no tensor, name → keys in the saved nested dict)."""
 
 
 def read_metadata(folder: Path) -> Content:
-    """The metadata of a DCP folder, checked against the files in it.
+    """The metadata of a DCP folder, checked against the names and sizes of the files in the folder.
 
     Raises:
         UserError: `.metadata` is missing or damaged, would execute something, or names a file that is missing, too short
@@ -70,7 +70,7 @@ def read_metadata(folder: Path) -> Content:
 
 
 class _Record:
-    """Stands in for a class of DCP: it has the saved attributes and nothing else."""
+    """Stands in for a metadata class of DCP. An object gets the attributes in the pickle, and has none of DCP's methods."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -80,14 +80,14 @@ class _Record:
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler that finds only the classes that DCP writes, and refuses all others."""
+    """An unpickler that knows only the classes that DCP writes into `.metadata`, and refuses all others with a UserError."""
 
     def __init__(self, file: Any, folder: Path) -> None:
         super().__init__(file)
         self.folder = folder
-        # A pickle can change the classes that it finds. So each reader has its own classes.
+        # A pickle can set attributes of the classes that it names. So each reader makes its own classes.
         self.known: dict[tuple[str, str], Any] = {key: type(key[1], (_Record,), {}) for key in _RECORDS}
-        # Python 3.11.0 to 3.11.3 write a member of an enum as getattr of its class and name.
+        # Python 3.11.0 to 3.11.3 pickle an enum member as getattr(class, name).
         self.known |= dict.fromkeys((*_ENCODINGS, ("builtins", "getattr")), lambda *_: None)
         self.known |= dict.fromkeys(_PATHS, lambda *parts: "/".join(map(str, parts)))
         self.known |= {("torch", name): dtype for name, dtype in _DTYPES.items()}
@@ -126,7 +126,7 @@ def _checked(content: Any, folder: Path) -> Content:
 
 
 def _refuse_incomplete(name: str, tensor: StoredTensor, folder: Path) -> None:
-    """Raise a UserError unless the pieces make the whole tensor, and each has as many bytes as its values need."""
+    """Raise a UserError unless the pieces cover the whole tensor, and each piece has as many bytes as its values need."""
     inside = all(
         len(offset) == len(shape) == len(tensor.shape)
         and all(first + size <= whole for first, size, whole in zip(offset, shape, tensor.shape, strict=True))

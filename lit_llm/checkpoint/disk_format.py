@@ -2,16 +2,16 @@
 
     step-00000500.ckpt/
         checkpoint.pt    torch.save of Lightning's dict
-        shard-….pt       with --sharded_checkpoints: each rank's parts of distributed tensors (lit_llm.checkpoint.sharded)
+        shard-….pt       with --sharded_checkpoints: a rank's local parts of DTensors (lit_llm.checkpoint.sharded)
         manifest.json    step, tokens, versions, size and SHA-256 of every file, and a checksum of the manifest itself
-        damaged.json     only if ranks that loaded it found a changed shard (lit_llm.checkpoint.manifest)
+        damaged.json     only if ranks that loaded the checkpoint found a changed shard (lit_llm.checkpoint.manifest)
 
 A save writes `.step-00000500.ckpt.partial`, fsyncs every file and renames the folder. A folder of the same name is renamed to
-`.step-00000500.ckpt.replaced` first; readers find it there until the new one is in place. A deletion starts by renaming to
+`.step-00000500.ckpt.replaced` first; readers use that folder until the new one has the name. A deletion starts by renaming to
 `.step-00000500.ckpt.removed`. So a process can be killed between any two system calls: a visible checkpoint is always complete,
-and the next save clears hidden leftovers.
+and the next save deletes hidden folders that a killed process left.
 
-Only one run at a time may write to a folder (its rank 0, or all its ranks together): a second one would delete the first one's
+Only one run at a time may write to a folder (its rank 0, or all its ranks together): a second run would delete the first run's
 partial folder. `lit_llm.runs.lock` ensures that.
 """
 
@@ -55,16 +55,16 @@ T = TypeVar("T")
 
 
 def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any] | None = None, group: Any = None) -> None:
-    """Write `checkpoint` to `path`; returns when it is on the disk, not only in its cache.
+    """Write `checkpoint` to the folder `path`; return when it is on the disk (fsync), not only in the page cache.
 
     Args:
         checkpoint: Lightning's dict. Its entries `global_step` and `tokens` are copied to the manifest.
-        parts: This rank's parts of distributed tensors, for which `checkpoint` holds placeholders (`sharded.split`).
-        group: The process group of the ranks that write together. All of them call this function; rank 0 of the group writes
-            `checkpoint`. It has to be a CPU group (gloo) that nothing else uses at the same time, whatever the device.
+        parts: This rank's parts of DTensors, for which `checkpoint` has placeholders (`sharded.split`).
+        group: The process group of the ranks that write parts. All its ranks call this function; rank 0 of the group writes
+            `checkpoint`. On any device, it must be a CPU group (gloo), which no other code uses at the same time.
 
     Raises:
-        OSError: The disk is full, read-only, … for one of the ranks. `path` is unchanged and nothing partial remains.
+        OSError: The disk is full, read-only, … for one of the ranks. `path` is unchanged, and the partial folder is deleted.
         UserError: `checkpoint` holds objects that `weights_only` loading refuses. `path` is unchanged.
     """
     path = Path(path)
@@ -110,10 +110,10 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
 
 
 def _together(group: Any, work: Callable[[], T]) -> list[T]:
-    """Call `work` on every rank of a group and gather the results.
+    """Call `work` on every rank of a group, and return the results of all ranks by rank. A collective; group None: one rank.
 
     Raises:
-        OSError: `work` failed on another rank. The failing rank raises its own error.
+        OSError: `work` failed on another rank. The rank on which `work` failed raises its original error.
     """
     if group is None:
         return [work()]
@@ -133,7 +133,7 @@ def _together(group: Any, work: Callable[[], T]) -> list[T]:
 
 
 def remove(path: str | Path) -> None:
-    """Delete a checkpoint, a folder or a file. If the process is killed meanwhile, no incomplete checkpoint is left at `path`.
+    """Delete a checkpoint folder or file. If the process is killed meanwhile, no incomplete checkpoint is left at `path`.
 
     Raises:
         OSError: The checkpoint cannot be renamed, for example on a read-only disk.
@@ -172,7 +172,7 @@ def _shown(hidden: Path) -> Path:
 
 
 def clear_leftovers(folder: Path, name: str = "last.ckpt") -> None:
-    """Finish or undo the saves and deletions of a killed process, of `name` and of every other checkpoint in a folder."""
+    """Delete or rename back what a process killed during a save or a deletion left in `folder`, for all `*.ckpt` and `name`."""
     roles = ("partial", "removed", "replaced")
     leftovers = {role: {*folder.glob(f".*.ckpt.{role}"), _hidden(folder / name, role)} for role in roles}
     for aside in leftovers["replaced"]:
@@ -192,11 +192,11 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
 
     Args:
         path: The checkpoint, or a link to it.
-        verify: Check it first, which reads all its files once (see `damage`).
+        verify: Compare all files with their checksums first, which reads each file once (see `damage`).
         lazy: Leave tensors that are in shards on disk, as `sharded.TensorOnDisk`.
 
     Raises:
-        UserError: It is missing, in another format, or damaged.
+        UserError: The checkpoint is missing, in another format, or damaged.
     """
     location = _locate(path)
     if verify and (problem := damage(location)):
@@ -216,11 +216,10 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
 def read_values(path: str | Path) -> dict[str, Any]:
     """The dict of a checkpoint, with tensors on the meta device and placeholders for tensors in shards. Nothing is verified.
 
-    This reads no shard, so it also works if one is damaged, and its time does not grow with their number. No file stays open,
-    so the dict may be kept.
+    No shard is read, so damage of shards and their number do not matter. No file stays open.
 
     Raises:
-        UserError: It is missing, in another format, or checkpoint.pt cannot be loaded.
+        UserError: The checkpoint is missing or in another format, or its checkpoint.pt cannot be loaded.
     """
     location = _locate(path)
     shard_names(location)  # refuses a damaged manifest
@@ -232,21 +231,21 @@ def _data(location: Path) -> Path:
 
 
 def _checked(content: dict[str, Any], location: Path, *, has_data: bool = True) -> dict[str, Any]:
-    """Return `content`. Raises a UserError if a value breaks a rule of `lit_llm.checkpoint.schema`."""
+    """Return `content`, a checkpoint's dict. Raise a UserError if a value breaks a rule of `lit_llm.checkpoint.schema`."""
     if problem := content_problem(content, has_data=has_data):
         raise UserError(f"checkpoint {location} {problem}: restore it, or use another one")
     return content
 
 
 def damage(path: str | Path, *, shards: bool = True) -> str | None:
-    """Check the checkpoint at `path`; returns why it cannot be used as a sentence, or None.
+    """Verify the checkpoint at `path`. Returns a sentence that says why it cannot be used, or None if it is good.
 
-    The files of a folder are compared with the checksums of its manifest. A plain Lightning file has no manifest; the
-    checksums inside the zip archive cover its tensors and its structure.
+    The files of a folder are compared with the checksums in the folder's manifest. A plain Lightning file has no manifest;
+    the checksums inside its zip archive cover its tensors and its structure.
 
     Args:
-        shards: Hash the shards, too, and remove a record of damage if they are good. False: check only their sizes and that
-            record, for ranks that hash them together when they load them (`lit_llm.checkpoint.shared_verification`).
+        shards: Hash the shards, too, and delete damaged.json if they are good. False: compare only the sizes of shards, and
+            read damaged.json, for ranks that hash shards when they load them (`lit_llm.checkpoint.shared_verification`).
     """
     try:
         location = _locate(path)
@@ -258,18 +257,19 @@ def damage(path: str | Path, *, shards: bool = True) -> str | None:
 
 
 def damage_before_load(path: str | Path, *, ranks: int) -> str | None:
-    """`damage` of a checkpoint that the user named. If several ranks will load it, they hash its shards when they load it.
+    """Verify a checkpoint that the user named, which `ranks` ranks will load. Returns the damage as a sentence, or None.
 
-    A checkpoint that is recorded as damaged may have been repaired, so its shards are hashed here, whatever `ranks` is.
+    If `ranks` is above 1, the ranks hash the shards when they load them, not here. But if a damaged.json exists, the shards are
+    hashed here, because the checkpoint may have been repaired.
     """
     return damage(path, shards=ranks == 1 or recorded_damage(Path(path)) is not None)
 
 
 def shard_names(path: str | Path) -> list[str]:
-    """Names of a checkpoint's shards, in the order of the ranks that wrote them. A plain file has none.
+    """Names of a checkpoint's shards, in the order of the ranks that wrote them; empty for a plain Lightning file.
 
     Raises:
-        UserError: It is missing, or its manifest is missing, damaged or of another version of the format.
+        UserError: The checkpoint is missing, or its manifest is missing, damaged or of another version of the format.
     """
     location = _locate(path)
     files = manifest_in(location)["files"] if location.is_dir() else {}
@@ -277,7 +277,7 @@ def shard_names(path: str | Path) -> list[str]:
 
 
 def shard_problem(path: str | Path, name: str) -> str | None:
-    """How the shard `name` differs from the manifest, as the end of a sentence; None if it does not. Hashes the whole shard."""
+    """How the shard `name` differs from its size or SHA-256 in the manifest, as the end of a sentence; None if it is intact."""
     folder = _locate(path)
     try:
         return _file_problem(folder, name, manifest_in(folder)["files"][name])
@@ -286,18 +286,18 @@ def shard_problem(path: str | Path, name: str) -> str | None:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, checked against its own checksum. Other files are not read.
+    """The manifest of a checkpoint folder, as a dict, checked against the checksum in it. No other file is read.
 
     Raises:
-        UserError: There is no such folder, or its manifest is missing, damaged or of another version of the format.
+        UserError: The folder does not exist, or its manifest is missing, damaged or of another version of the format.
     """
     return manifest_in(_locate(path))
 
 
 def checkpoints_in(folder: str | Path) -> list[Path]:
-    """The checkpoints of a folder from newest to oldest, good or not; only manifests are read.
+    """The checkpoints in a folder from newest to oldest, damaged ones included. Of folders, only manifests are read.
 
-    The newest is the one that was saved last (the manifest counts saves). Plain Lightning files are sorted by step.
+    The newest checkpoint is the last one saved: manifests number the saves. Plain Lightning files are sorted by step.
     """
     folder = Path(folder)
     paths = {p for p in folder.glob("*.ckpt") if not p.is_symlink()}
@@ -309,9 +309,9 @@ def checkpoints_in(folder: str | Path) -> list[Path]:
 
 
 def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint of a folder, and one sentence for each damaged one that is, or may be, newer.
+    """(newest undamaged checkpoint in a folder, or None; one sentence for each damaged one that is, or may be, newer than it).
 
-    `shards` is passed to `damage`.
+    `shards`: whether shards are hashed, as for `damage`.
     """
     damaged: list[str] = []
     for candidate in checkpoints_in(folder):
@@ -323,7 +323,8 @@ def newest_good(folder: str | Path, *, shards: bool = True) -> tuple[Path | None
 
 
 def _age(path: Path) -> tuple[float, int]:
-    """(number of the save, step): the key that sorts checkpoints from oldest to newest."""
+    """(number of the save, step) of a checkpoint: the sort key from oldest to newest. The number is 0 for a Lightning file, and
+    infinite for a folder without an intact manifest."""
     in_name = re.search(r"step[-=](\d+)", path.name)
     step = int(in_name[1]) if in_name else -1
     if path.is_dir():
@@ -337,10 +338,10 @@ def _age(path: Path) -> tuple[float, int]:
 
 
 def _load(file: Path, name: Path, *, map_location: str = "cpu") -> dict[str, Any]:
-    """The dict in `file`. Error messages call the checkpoint `name`.
+    """The dict in `file`, loaded with `weights_only=True` and memory-mapped. `name`: the checkpoint, for messages.
 
-    The dict may hold compressed optimizer states of torchao, an optional package, which registers its classes as safe when it
-    is imported.
+    If the file has quantized optimizer states of torchao, an optional package, torchao is imported, which registers its
+    classes as safe to load.
     """
     load = partial(torch.load, file, weights_only=True, map_location=map_location, mmap=True)
     with naming(file), library_errors(f"{name} cannot be loaded"):

@@ -1,4 +1,4 @@
-"""Lightning's CheckpointIO for checkpoint folders: synchronous, or in a background thread."""
+"""Two CheckpointIO of Lightning for checkpoint folders: one saves in the foreground, one in a background thread."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lit_llm.core.memory import COPY_FRACTION, free_host_bytes
 
 
 class FolderCheckpointIO(CheckpointIO):
-    """Saves checkpoints as folders with a manifest (`lit_llm.checkpoint.disk_format`); loads those and plain Lightning files.
+    """Saves a checkpoint as a folder with a manifest (`lit_llm.checkpoint.disk_format`); loads these and Lightning's files.
 
-    A save that fails with an OSError (disk full, read-only, …) is reported in one warning and the run goes on: earlier
-    checkpoints are kept. `finished` tells callbacks how a save ended, so that they delete and link only after a good one.
+    A save that fails with an OSError (disk full, read-only, …) is reported in one warning, and the run goes on: earlier
+    checkpoints are kept. `finished` tells callbacks how a save ended, so that they delete and link only after a good save.
 
-    Lightning calls `save_checkpoint` and `remove_checkpoint` on rank 0 only, `load_checkpoint` on every rank. For ranks that
-    write their parts together, each calls `save_checkpoint` with its result of `sharded.split`, and with their process group
-    as `storage_options`.
+    Lightning calls `save_checkpoint` and `remove_checkpoint` on rank 0 only, `load_checkpoint` on every rank. For a sharded
+    checkpoint, every rank calls `save_checkpoint`, with its result of `sharded.split` as the checkpoint, and with the process
+    group of the ranks as `storage_options`.
 
     Args:
-        verified: A checkpoint that rank 0 has verified, so `load_checkpoint` does not repeat it. Shards that several ranks
-            load are excepted: the ranks always hash them in `load_checkpoint`.
+        verified: A checkpoint that rank 0 has verified, so that `load_checkpoint` does not verify it again. Several ranks
+            nevertheless hash its shards in `load_checkpoint`.
     """
 
     def __init__(self, verified: str | Path | None = None) -> None:
@@ -39,13 +39,15 @@ class FolderCheckpointIO(CheckpointIO):
         self._failed: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint to the local folder `path`; returns when it is on the disk, or reported as failed."""
+        """Write a checkpoint to the local folder `path`; return when it is on the disk, or a warning has said that it failed.
+
+        `storage_options`: for a sharded checkpoint, the process group whose ranks write parts; else None."""
         self._try(Path(path), "saved", _write, checkpoint, path, storage_options)
 
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
-        """How the last save to `path` ended: True on disk, False failed (and reported), None still being written.
+        """How the last save to `path` ended. True: it is on the disk. False: it failed. None: a thread is still writing it.
 
-        For the main thread of rank 0. With `wait` it waits for a save in the background, and never returns None.
+        For the main thread of rank 0. `wait`: wait for the background thread, so that the result is not None.
         """
         return Path(path) not in self._failed and Path(path).exists()
 
@@ -62,7 +64,7 @@ class FolderCheckpointIO(CheckpointIO):
         is deleted later, its disk space is freed when the process ends.
 
         Raises:
-            UserError: It is missing, in another format, or damaged; on every rank.
+            UserError: The checkpoint is missing, in another format, or damaged. All ranks raise it.
         """
         path = self._verify_together(Path(path))
         return disk_format.read(path, verify=False, lazy=lazy)
@@ -83,7 +85,7 @@ class FolderCheckpointIO(CheckpointIO):
         return path
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint; a failure is reported in a warning."""
+        """Delete the checkpoint at `path`. If that fails with an OSError, print a warning."""
         self._try(Path(path), "deleted", disk_format.remove, path)
 
     def _try(self, path: Path, how: Literal["saved", "deleted"], work: Callable, *args: Any) -> None:
@@ -95,7 +97,7 @@ class FolderCheckpointIO(CheckpointIO):
         self._report(path, how, error)
 
     def _report(self, path: Path, how: Literal["saved", "deleted"], error: BaseException | None) -> None:
-        """Warn if a job failed with an OSError, and raise any other error. `_failed` remembers which saves failed."""
+        """Warn if saving or deleting `path` failed with an OSError; raise other errors. Updates `_failed`, the failed saves."""
         if how == "saved":
             (self._failed.discard if error is None else self._failed.add)(path)
         if error is None:
@@ -111,27 +113,28 @@ class FolderCheckpointIO(CheckpointIO):
 
 
 class AsyncFolderCheckpointIO(FolderCheckpointIO):
-    """Writes the same checkpoints in one background thread: training waits only for a copy to host memory.
+    """A `FolderCheckpointIO` that writes in one background thread: training waits only for a copy of the checkpoint.
 
-    The copy needs host memory of the size of one checkpoint, which the next save reuses. A save waits for the save before it.
-    Errors are raised on the main thread, in the next call of any method. `teardown`, which Lightning calls when a run ends in
-    any way, waits for the thread.
+    The copy is in host memory, as large as the checkpoint, and the next save reuses that memory. A save waits for the previous
+    save. Errors are raised on the main thread, in the next call of any method. `teardown` waits for the thread; Lightning
+    calls it when a run ends, also after an error.
 
     Args:
-        processes_to_fit: Save in the foreground, with a warning, if at the first save the copies of this many processes on one
-            machine would take more than half of the machine's free memory. None: copy in any case.
+        processes_to_fit: number of processes on this machine that copy. If at the first save their copies would take more than
+            half of the machine's free memory, save in the foreground, with a warning. None: copy in any case.
     """
 
     def __init__(self, verified: str | Path | None = None, *, processes_to_fit: int | None = None) -> None:
         super().__init__(verified)
         self._processes_to_fit = processes_to_fit
-        self._copies: bool | None = None if processes_to_fit else True  # None until the first save shows the size
+        self._copies: bool | None = None if processes_to_fit else True  # None until the first save, when the size is known
         self._snapshots = Snapshots()
         self._thread: ThreadPoolExecutor | None = None
         self._jobs: list[tuple[Path, Literal["saved", "deleted"], Future[None]]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Copy a checkpoint and return; the thread writes it to the local folder `path`."""
+        """Wait for the previous save, and copy `checkpoint`. A background thread then writes the copy to the folder `path`. If
+        copies would take too much memory (`processes_to_fit`), write at once, as the base class does."""
         self._collect(wait=True)  # the memory of the last copy is in use until then
         if self._copies is None:
             self._copies = self._copy_fits(checkpoint)
@@ -151,11 +154,11 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         return super().load_checkpoint(*args, **kwargs)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint in the thread, after the jobs before it: deleting gigabytes takes time."""
+        """Delete a checkpoint in the background thread, after earlier saves and deletions, because gigabytes take time."""
         self._submit(Path(path), "deleted", disk_format.remove, path)
 
     def teardown(self) -> None:
-        """Wait until everything is on disk, and free the memory of the copy. A later save starts a new thread."""
+        """Wait until all checkpoints are on the disk, and free the memory of the copy. A later save starts a new thread."""
         try:
             self._collect(wait=True)
         finally:
@@ -180,7 +183,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         self._jobs.append((path, how, self._thread.submit(work, *args)))
 
     def _collect(self, *, wait: bool) -> None:
-        """Report finished jobs; they finish in the order of their submission."""
+        """Report the saves and deletions that have finished, in the order of their submission. `wait`: first wait for all."""
         while self._jobs and (wait or self._jobs[0][2].done()):
             path, how, future = self._jobs[0]
             error = future.exception()  # waits

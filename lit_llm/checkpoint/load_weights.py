@@ -1,4 +1,4 @@
-"""Loads a checkpoint's weights into a model, on one process or on a mesh of processes, or a whole model from a checkpoint."""
+"""Loads the weights of a checkpoint into a model, on one process or several, or builds the model from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from lit_llm.models.lora import is_adapter
 
 
 def load_model(checkpoint: Path, device: str = "cpu", *, base: Path | None = None, average: bool = False) -> GPT | CustomModel:
-    """The trained model of a checkpoint, in fp32 and in eval mode. A model class of the user is imported by its saved path.
+    """The trained model of a checkpoint, in fp32 and in eval mode. The class of a user's model is imported by its saved path.
 
     The adapters of a LoRA run are merged into its base weights.
 
     Args:
-        base: Where the base weights of a LoRA run are; None: where they were in training.
-        average: whether to load the average of the weights, which EMA keeps, instead of the weights.
+        base: the checkpoint of a LoRA run's base weights; None: the path that the run recorded.
+        average: whether to load the moving average of the weights (EMA) instead of the weights.
 
     Raises:
-        UserError: The checkpoint is missing, damaged or from another program; it has no average; its model class is missing or
-            has changed.
+        UserError: The checkpoint is missing, damaged or from another program; it has no average of the weights; its model
+            class is missing or has changed.
     """
     content = read(checkpoint)
     config = saved_model_config(content, checkpoint, "--ckpt_path")
@@ -52,17 +52,17 @@ def load_model(checkpoint: Path, device: str = "cpu", *, base: Path | None = Non
 
 
 def load_weights(model: nn.Module, checkpoint: Path, *, average: bool = False) -> None:
-    """Copy a checkpoint's weights into a model, in the model's dtype. Each rank copies its part of distributed tensors.
+    """Copy a checkpoint's weights into a model, in the model's dtype. Of a DTensor, each rank copies its local part.
 
-    The checkpoint must have been verified. Several processes verify its shards only here, together, so all of them call this.
-    For a LoRA run, its base weights are copied, with its adapters merged into them. The model's own adapters stay as they are.
+    The caller has verified the checkpoint. With several processes, its shards are verified here: all processes call this.
+    From a checkpoint with adapters, the base weights with the adapters merged into them are copied. Adapters of `model` stay.
 
     Args:
-        model: with a pipeline, the whole model, with the other ranks' layers on the meta device.
-        average: whether to load the average of the weights, which EMA keeps, instead of the weights.
+        model: with pipeline parallelism, the whole model, with the layers of other ranks on the meta device.
+        average: whether to load the moving average of the weights (EMA) instead of the weights.
 
     Raises:
-        UserError: A shard is damaged, the weights belong to another model, or the base of a LoRA run or the average is missing.
+        UserError: A shard is damaged, the weights do not fit `model`, or the base weights or the average are missing.
     """
     if process_count() > 1:
         verify_shards_together(checkpoint)
@@ -73,12 +73,13 @@ def load_weights(model: nn.Module, checkpoint: Path, *, average: bool = False) -
 
 
 def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> None:
-    """Copy tensors by name. A rank reads only its part of a tensor in shards on disk (`sharded.TensorOnDisk`).
+    """Copy each tensor of `saved` into the tensor of `own` with the same name.
 
     Args:
-        own: Tensors to fill. Tensors on the meta device belong to other ranks: they are compared, not filled.
-        source: For messages: where the tensors come from, and the flag that named it.
-        strict: Require the same names on both sides. False: skip tensors without a counterpart.
+        own: tensors to fill. Tensors on the meta device belong to other ranks: their shapes are compared, they are not filled.
+        saved: tensors, or `sharded.TensorOnDisk`, of which a rank reads only the part that its DTensor holds.
+        source: for messages: the checkpoint of `saved`, and the flag that named the checkpoint.
+        strict: whether `own` and `saved` must have the same names. False: names that only one of them has are skipped.
 
     Raises:
         UserError: Shapes differ, or with `strict`, names differ.
@@ -91,7 +92,7 @@ def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: st
 
 
 def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> str | None:
-    """How saved weights differ from a model's in names, shapes or dtypes; None if they fit. Arguments as for `copy_weights`."""
+    """The first difference of names, shapes or dtypes, as a sentence; None if `saved` fits `own`. Arguments: `copy_weights`."""
     missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if strict and (missing or unexpected):
         return (

@@ -1,7 +1,7 @@
-"""manifest.json of a checkpoint folder: its files with sizes and checksums, and a checksum of itself.
+"""manifest.json of a checkpoint folder: sizes and checksums of the folder's files, and a checksum of the manifest itself.
 
 damaged.json records that ranks found a changed shard, so that the next launch skips this checkpoint. A launch chooses a
-checkpoint before its ranks are connected, and does not hash shards then, so it would choose the damaged one again and again.
+checkpoint before its ranks are connected, and hashes no shards then: without the record, it would choose this one again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ DAMAGED = "damaged.json"
 
 
 def make_manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint that is being written.
+    """The manifest, as a dict, of a checkpoint that is being written.
 
     Args:
-        files: name → bytes and sha256 of each of its files.
-        folder: the folder with the run's earlier checkpoints, from whose manifests the number of the save follows.
+        files: name → {"bytes": size, "sha256": hex} for each file of the checkpoint.
+        folder: the folder with the run's earlier checkpoints. `serial`, the number of the save, is 1 more than their largest.
     """
     # A counter of saves decides which checkpoint is newest. Clocks can go back. Steps can, too: a run that was resumed from an
     # early step on purpose must not continue from a later step of its earlier course.
@@ -50,7 +50,7 @@ def make_manifest(checkpoint: dict[str, Any], files: dict[str, dict[str, Any]], 
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the software that affects the numbers."""
+    """Package name → version, for the software that affects the numbers of a run. None: lit_llm is not installed."""
     return {
         "lit_llm": _lit_llm_version(),
         "torch": str(torch.__version__),
@@ -67,16 +67,16 @@ def _lit_llm_version() -> str | None:
 
 
 def encode(manifest: dict[str, Any]) -> bytes:
-    """The bytes of manifest.json: JSON that contains a checksum of itself. Only these exact bytes are valid."""
+    """The bytes of manifest.json: `manifest` as JSON, with the SHA-256 of that JSON added as `checksum`."""
     checksum = hashlib.sha256(json.dumps(manifest, indent=2).encode()).hexdigest()
     return (json.dumps({**manifest, "checksum": checksum}, indent=2) + "\n").encode()
 
 
 def manifest_in(folder: Path) -> dict[str, Any]:
-    """The manifest in a checkpoint folder, checked against its own checksum.
+    """The manifest in a checkpoint folder, as a dict, checked against the checksum that it contains.
 
     Raises:
-        UserError: It is missing, damaged, or of another version of the format.
+        UserError: The manifest is missing, damaged, or of another version of the format.
     """
     manifest = intact_manifest(folder)
     if manifest is None:
@@ -87,7 +87,7 @@ def manifest_in(folder: Path) -> dict[str, Any]:
 
 
 def intact_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest in a folder; None if it is missing or damaged."""
+    """The manifest in a checkpoint folder, as a dict without the checksum; None if manifest.json is missing or damaged."""
     try:
         raw = (folder / MANIFEST).read_bytes()
         manifest = json.loads(raw)
@@ -98,7 +98,7 @@ def intact_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _problem(folder: Path) -> str:
-    """Why `intact_manifest` returned None."""
+    """Why a checkpoint folder has no intact manifest, as a sentence."""
     if not (folder / MANIFEST).is_file():
         if (folder / DATA).is_file():
             return f"checkpoint {folder} is damaged: {MANIFEST} is missing."
@@ -111,7 +111,7 @@ def record_damage(folder: Path, problem: str) -> None:
     """Write damaged.json into a checkpoint folder.
 
     Args:
-        problem: The damage, as the end of a sentence.
+        problem: what is damaged, as the end of a sentence.
 
     Raises:
         OSError: The disk is full or read-only, or the folder is gone.
@@ -121,7 +121,7 @@ def record_damage(folder: Path, problem: str) -> None:
 
 
 def recorded_damage(folder: Path) -> str | None:
-    """The damage that damaged.json records, as a sentence; None if there is no such file, or it cannot be read."""
+    """The damage that a folder's damaged.json records, as a sentence; None if that file is missing or cannot be read."""
     try:
         problem = read_json(folder / DAMAGED)["problem"]
     except (OSError, ValueError, KeyError, TypeError):  # then the shards are hashed again

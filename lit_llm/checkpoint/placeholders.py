@@ -1,4 +1,4 @@
-"""Tensors taken out of nested dicts and lists, and put back: placeholders say which tensor was where."""
+"""Takes tensors out of nested dicts and lists, leaving a placeholder in the position of each, and puts them back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 PLACEHOLDER = "sharded tensor"
-"""Key of the dict that replaces a tensor; its value is the tensor's name: the keys that lead to it, joined by dots."""
+"""Key of a dict that replaces a tensor. Under this key is the tensor's name: the keys that lead to it, joined by dots."""
 
 
 class Placeholder:
-    """The name, shape and dtype of a tensor that was taken out."""
+    """Record of the name, shape and dtype of a tensor taken out of a nested dict. `content`: the dict that is in its place."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.name: str = content[PLACEHOLDER]
@@ -27,7 +27,7 @@ def is_placeholder(tree: Any) -> bool:
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of every value in nested dicts and lists. A placeholder is one value."""
+    """Yield (name, value) for every leaf of nested dicts and lists. A placeholder is one leaf. `name`: the name of `tree`."""
     if is_placeholder(tree) or not isinstance(tree, Mapping | list | tuple):
         yield name, tree
         return
@@ -36,12 +36,12 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def placeholders_in(tree: Any) -> Iterator[Placeholder]:
-    """The placeholders of `tree`, in its order."""
+    """Yield the placeholders in nested dicts and lists, in the order of their keys and indices."""
     return (Placeholder(value) for _, value in leaves(tree) if is_placeholder(value))
 
 
 def replaced(tree: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
-    """`tree` with `leaf(name, value)` instead of each value in nested dicts and lists. A placeholder is one value."""
+    """A copy of nested dicts and lists with `leaf(name, value)` in place of each leaf. A placeholder is one leaf."""
     if isinstance(tree, dict) and not is_placeholder(tree):
         return {key: replaced(value, leaf, f"{name}.{key}" if name else str(key)) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -50,10 +50,10 @@ def replaced(tree: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
 
 
 def take_out(tree: Any, plain: Callable[[str], bool]) -> tuple[Any, dict[str, Tensor]]:
-    """Take tensors out of `tree`: all distributed ones, and plain ones if `plain` is true of the name.
+    """Take tensors out of nested dicts and lists: every DTensor, and each plain tensor for whose name `plain` returns True.
 
     Returns:
-        The tree with placeholders, and the tensors by name.
+        (copy of `tree` with placeholders, name → tensor).
     """
     tensors: dict[str, Tensor] = {}
 
@@ -67,5 +67,5 @@ def take_out(tree: Any, plain: Callable[[str], bool]) -> tuple[Any, dict[str, Te
 
 
 def put_in(tree: Any, tensor_of: Callable[[Placeholder], Any]) -> Any:
-    """`tree` with the result of `tensor_of` in the place of each placeholder."""
+    """A copy of `tree`, nested dicts and lists, with `tensor_of(placeholder)` in place of each placeholder."""
     return replaced(tree, lambda name, value: tensor_of(Placeholder(value)) if is_placeholder(value) else value)

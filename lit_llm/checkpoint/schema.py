@@ -1,4 +1,4 @@
-"""Rules for the values in a checkpoint. Checksums show only damage: a file from elsewhere can be intact, with wrong values."""
+"""Rules for the values in a checkpoint. Checksums find only damage: another program's file can have wrong values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lit_llm.checkpoint.placeholders import PLACEHOLDER, is_placeholder, leaves
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind: int (from 0 on), dict (keys are texts), another class, a dict of kinds for required keys,
-    a list with the kind of its elements, or a predicate."""
+    """Whether a value fits `kind`: int (a whole number from 0 on), dict (with str keys), another class (an instance), {key:
+    kind} (a dict with these keys), [kind] (a list of such elements), or a function that returns whether the value fits."""
     if kind is int:
         return type(value) is int and 0 <= value < 2**63
     if kind is dict:
@@ -27,7 +27,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def is_of(value: Any, hint: Any) -> bool:
-    """Whether a plain value has the type of a dataclass field. The elements of a mapping or a list are not checked."""
+    """Whether a plain value has the type `hint`, the annotation of a dataclass field. Elements of lists are not checked."""
     options = get_args(hint)
     if get_origin(hint) is Literal:
         return value in options
@@ -39,7 +39,7 @@ def is_of(value: Any, hint: Any) -> bool:
 
 
 def _is_optimizer_state(value: Any) -> bool:
-    """Whether a value looks like an optimizer's state_dict: state by parameter, groups of parameters. Both may be missing."""
+    """Whether a value has the form of an optimizer's state_dict. Its keys `state` and `param_groups` may be missing."""
     if not _fits(value, dict):
         return False
     states, groups = value.get("state", {}), value.get("param_groups", [])
@@ -56,7 +56,7 @@ def _are_weights(value: Any) -> bool:
     return _fits(value, dict) and all(isinstance(each, Tensor) or is_placeholder(each) for each in value.values())
 
 
-_SCHEMA: dict[str, tuple[Any, str]] = {  # keys of Lightning and lit_llm; other keys belong to callbacks and data modules
+_SCHEMA: dict[str, tuple[Any, str]] = {  # key → (kind for `_fits`, description); callbacks and data modules have other keys
     **dict.fromkeys(("global_step", "epoch", "tokens"), (int, "a whole number from 0 on")),
     **dict.fromkeys(
         ("callbacks", "loops", "settings", "model_config", "lora"),
@@ -73,10 +73,10 @@ _SCHEMA: dict[str, tuple[Any, str]] = {  # keys of Lightning and lit_llm; other 
 
 
 def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None:
-    """The first problem in a checkpoint's values, as the end of a sentence; None if there is none.
+    """The first problem in a checkpoint's values, as the end of a sentence; None if all values are valid.
 
     Args:
-        has_data: whether tensors must have data. False: they were read to the meta device.
+        has_data: whether tensors must have data. False: the checkpoint was loaded to the meta device.
     """
     if not _fits(content, dict):
         return "has keys that are no texts"
@@ -93,7 +93,7 @@ def content_problem(content: Mapping[Any, Any], *, has_data: bool) -> str | None
 
 
 def _progress_problem(where: str, loops: Mapping[Any, Any]) -> str | None:
-    """The first problem in the counters of Lightning's loops; None if there is none. Lightning goes on counting from them."""
+    """The first problem in counters of Lightning's loops, as a sentence's end; None if all are valid. `where`: dotted key."""
     for name, value in loops.items():
         here, is_counted = f"{where}.{name}", where.endswith((".total", ".current")) or name == "_batches_that_stepped"
         if is_counted and not _fits(value, int):
@@ -108,7 +108,7 @@ def _progress_problem(where: str, loops: Mapping[Any, Any]) -> str | None:
 
 
 def part_problem(parts: Any) -> str | None:
-    """The first problem in the content of a shard, as the end of a sentence; None if there is none."""
+    """The first problem in a shard, a dict name → {"offset", "part"}, as the end of a sentence; None if the shard is valid."""
     for name, part in parts.items():
         is_part = isinstance(name, str) and _fits(part, {"offset": [int], "part": Tensor})
         if not (is_part and _has_values(part["part"]) and len(part["offset"]) == part["part"].ndim):

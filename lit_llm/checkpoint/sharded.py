@@ -1,13 +1,13 @@
-"""Sharded checkpoints: every rank writes its parts of distributed tensors into the same checkpoint folder.
+"""Sharded checkpoints: every rank writes its local parts of DTensors into one checkpoint folder.
 
     step-00000500.ckpt/
-        checkpoint.pt                 Lightning's dict, with a placeholder for each distributed tensor
-        shard-00000-of-00004.pt, …    name → offset in the whole tensor and this rank's part of it
+        checkpoint.pt                 Lightning's dict, with a placeholder for each DTensor
+        shard-00000-of-00004.pt, …    name → a rank's part of the tensor, and the part's offset in the whole tensor
         manifest.json                 as in every checkpoint
 
-torch.distributed.checkpoint is not used, because loading executes its metadata, which is a pickle, and because it writes in
-place, so a killed save leaves an incomplete checkpoint. Here the parts are plain tensors (loaded with `weights_only`). Each
-file is its own index and is memory-mapped, so a rank reads only the parts it needs, whatever layout wrote them.
+torch.distributed.checkpoint is not used: loading executes its metadata, which is a pickle, and a save that is killed leaves an
+incomplete checkpoint, because files are written in place. Here the parts are plain tensors, loaded with `weights_only`. Each
+shard lists its own parts and is memory-mapped, so a rank reads only the parts it needs, whatever layout wrote the shards.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from lit_llm.core.errors import UserError
 
 
 def split(checkpoint: dict[str, Any], stages: Stages | None = None) -> dict[str, Any]:
-    """Return {"rest": nested dict with placeholders, "parts": this rank's parts}. Called on all ranks.
+    """Split a checkpoint into what rank 0 writes and what each rank writes. Called on all ranks.
 
-    Plain tensors stay in "rest", except those of pipeline stages.
+    Returns {"rest": the checkpoint with placeholders, "parts": name → {"offset", "part"} of this rank's tensors}. Plain tensors
+    stay in "rest", except the tensors of pipeline stages.
 
     Args:
-        stages: the ranks that hold the other pipeline stages of the model.
+        stages: the pipeline of this rank; None without pipeline parallelism.
     """
     rest, tensors, writers = _take_out(checkpoint, stages)
     own, leads = (0, True) if stages is None else (stages.rank, stages.leads)
@@ -51,11 +52,11 @@ def split(checkpoint: dict[str, Any], stages: Stages | None = None) -> dict[str,
 
 
 def gather(checkpoint: dict[str, Any], *, keep: bool, stages: Stages | None = None) -> dict[str, Any]:
-    """The checkpoint as one process would have it. Called on all ranks, which gather the tensors one by one.
+    """The checkpoint that one process would have, with whole tensors. All ranks call this, and gather one tensor at a time.
 
     Args:
-        keep: whether this is rank 0, which keeps tensors in host memory. Other ranks drop them and return placeholders.
-        stages: the ranks that hold the other pipeline stages of the model.
+        keep: whether this rank is rank 0, which keeps the tensors in host memory. Other ranks return placeholders instead.
+        stages: the pipeline of this rank; None without pipeline parallelism.
     """
     rest, tensors, writers = _take_out(checkpoint, stages)
     own = 0 if stages is None else stages.rank
@@ -74,7 +75,7 @@ def gather(checkpoint: dict[str, Any], *, keep: bool, stages: Stages | None = No
 
 
 def _take_out(checkpoint: dict[str, Any], stages: Stages | None) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, int]]:
-    """(checkpoint with placeholders, this rank's tensors by name, name → pipeline rank that writes it, {} without stages)."""
+    """(checkpoint with placeholders, name → tensor of this rank, name → pipeline rank that writes it, {} if no stages)."""
     rest, tensors = take_out(checkpoint, lambda name: stages is not None and name.partition(".")[0] in STAGED)
     if stages is None:
         return rest, tensors, {}
@@ -83,10 +84,10 @@ def _take_out(checkpoint: dict[str, Any], stages: Stages | None) -> tuple[dict[s
 
 
 class TensorOnDisk:
-    """A tensor whose parts are in memory-mapped files. Indexing with one slice per dimension, or `...`, reads only that box.
+    """A tensor whose parts are in memory-mapped files. `tensor[slices]`, a slice per dimension, or `tensor[...]` reads values.
 
     Args:
-        parts: boxes of the tensor, as (offset in each dimension, values).
+        parts: (offset of the part in each dimension of the tensor, values of the part).
 
     Raises:
         UserError: The parts do not cover the whole tensor.
@@ -112,11 +113,13 @@ class TensorOnDisk:
 
 
 def join(rest: dict[str, Any], files: Iterable[str], load: Callable[[str], dict[str, Any]], *, lazy: bool) -> dict[str, Any]:
-    """Undo `split`: return the checkpoint, from `rest` and the files of all ranks.
+    """Put the tensors in the shards of all ranks back into the checkpoint, which is returned. The inverse of `split`.
 
     Args:
-        load: Loads one file of parts, memory-mapped.
-        lazy: Leave tensors on disk, as `TensorOnDisk`, for ranks that need only a part of each tensor.
+        rest: the checkpoint with placeholders.
+        files: names of the shards.
+        load: reads a shard, memory-mapped: name → {"offset", "part"}.
+        lazy: leave tensors on disk, as `TensorOnDisk`, for ranks that need only a part of each tensor.
     """
     parts: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in files:

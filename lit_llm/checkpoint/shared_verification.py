@@ -1,4 +1,4 @@
-"""The ranks of a run hash the shards of a checkpoint together, each file once, and agree on the verdict."""
+"""The ranks of a run verify the shards of a checkpoint together: each shard is hashed once, and all ranks raise one error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lit_llm.core.errors import UserError
 
 
 def verify_shards_together(checkpoint: Path) -> None:
-    """Hash the shards of a checkpoint. Where a process group exists, all its ranks call this, and each hashes its share.
+    """Compare the shards of a checkpoint with their checksums. All ranks call this, and each rank hashes some of the shards.
 
-    A damaged checkpoint is marked on the disk, so that the next `--resume auto` takes the checkpoint before it.
+    If a shard is damaged, damaged.json is written into the folder, so that `--resume auto` then takes the previous checkpoint.
 
     Raises:
         UserError: A shard is damaged. All ranks raise the same sentence.
@@ -38,9 +38,9 @@ def verify_shards_together(checkpoint: Path) -> None:
 
 
 def share(shards: list[str], rank: int, ranks: int) -> list[str]:
-    """The shards that a rank hashes: its own shard if as many ranks wrote the checkpoint, and else some consecutive shards.
+    """The names of the shards that rank `rank` of `ranks` hashes, out of the list of all shards. Each shard has one such rank.
 
-    A rank of another layout mostly reads consecutive shards. Every shard is in the share of exactly one rank.
+    If `ranks` ranks wrote the shards, a rank gets its own shard. Else it gets consecutive shards, which it mostly reads anyway.
     """
     return shards[rank * len(shards) // ranks : (rank + 1) * len(shards) // ranks]
 

@@ -15,20 +15,20 @@ _Kind = tuple[int, bool]  # bytes, pinned
 
 
 class Snapshots:
-    """Copies checkpoints into reused host memory: a second copy of the same sizes allocates nothing.
+    """Copies checkpoints into host memory, and reuses that memory: copying a checkpoint of the same sizes again allocates none.
 
-    A copy needs host memory of the size of the checkpoint, pinned if the tensors are on a CUDA device. Whole storages are
-    copied, so tied weights stay tied, and a saved copy has the size of the saved original.
+    A copy needs as much host memory as the checkpoint has bytes, pinned if the tensors are on a CUDA device. Whole storages
+    are copied, so tied weights stay tied, and the copy takes as much space on the disk as the original.
     """
 
     def __init__(self) -> None:
         self._buffers: list[tuple[_Kind, UntypedStorage]] = []
-        # During a copy: buffers to reuse, and (device, address, bytes) of a source → its copy.
+        # Used while `take` runs: buffers to reuse, and (device, address, bytes) of a storage → its copy.
         self._free: defaultdict[_Kind, list[UntypedStorage]] = defaultdict(list)
         self._done: dict[tuple[torch.device, int, int], UntypedStorage] = {}
 
     def take(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Copy a checkpoint. The previous copy becomes invalid: its memory is reused."""
+        """Return a copy of a checkpoint in host memory. The copy of the previous call becomes invalid: its memory is reused."""
         for kind, buffer in reversed(self._buffers):
             self._free[kind].append(buffer)
         self._buffers = []
@@ -71,6 +71,6 @@ class Snapshots:
 
 
 def bytes_to_copy(checkpoint: Any) -> int:
-    """Host memory that `Snapshots.take` needs for a checkpoint."""
+    """Bytes of host memory that `Snapshots.take` needs for a checkpoint. Tensors that share a storage count once."""
     storages = [tensor.untyped_storage() for tensor in tensors_in(checkpoint)]
     return sum({(storage.device, storage.data_ptr()): storage.nbytes() for storage in storages}.values())

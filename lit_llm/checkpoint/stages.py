@@ -1,7 +1,7 @@
 """Checkpoints of a model whose pipeline stages are on different ranks. They equal the checkpoints of one process.
 
 Each rank holds the tensors of its own stages, under the names that they have on one process, and an optimizer of its own
-parameters. A tied matrix that several ranks of a pipeline hold has the same values on all; the first of these ranks writes it.
+parameters. If several ranks of a pipeline hold a tied matrix, its values are equal, and the first of these ranks writes it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from lit_llm.callbacks._torch import AVERAGE
 from lit_llm.checkpoint.placeholders import is_placeholder, placeholders_in
 
 STAGED = ("state_dict", "optimizer_states", AVERAGE)
-"""The entries of Lightning's dict that differ between stages."""
+"""Keys of Lightning's checkpoint dict whose values differ between the ranks of a pipeline."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The ranks of one pipeline, which together hold the whole model."""
+    """Record of one pipeline: its process group, whose ranks hold the stages of one copy of the model, and facts for saving."""
 
     group: dist.ProcessGroup
     leads: bool
-    """Whether this is the pipeline of rank 0. Its ranks write the tensors of which other pipelines hold copies."""
+    """Whether rank 0 is in this pipeline. Other pipelines hold copies of its plain tensors; only this pipeline writes them."""
     device: torch.device
-    """The device on which tensors are sent."""
+    """The device of tensors that ranks send to each other."""
     weights: list[str]
-    """Keys of the state dict that one process has, in its order."""
+    """Keys of the whole model's state dict, in the order that the dict has on one process."""
 
     @property
     def rank(self) -> int:
-        """This rank's place in the pipeline."""
+        """This process's rank in the pipeline's process group, from 0 on."""
         return dist.get_rank(self.group)
 
     def merge(self, rest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """(`rest` with the placeholders of all ranks, tensor name → the rank that writes it). Called on all ranks.
+        """Merge the checkpoints of the pipeline's ranks. A collective. `rest` is this rank's checkpoint with placeholders.
 
-        `rest` is this rank's checkpoint with placeholders.
+        Returns (checkpoint with the placeholders of all ranks, tensor name → pipeline rank that writes the tensor).
         """
         staged = {key: rest[key] for key in STAGED if key in rest}
         gathered: list[Any] = [None] * dist.get_world_size(self.group)
@@ -60,7 +60,7 @@ class Stages:
         return rest | merged, writers
 
     def bring_to_first(self, tensor: Tensor | None, rank: int, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
-        """Send the `tensor` of `rank` to the pipeline's first rank. Returns it there, and None elsewhere. A collective."""
+        """Send `tensor` from pipeline rank `rank` to pipeline rank 0, which returns it. Other ranks return None. Collective."""
         if self.rank == rank:
             assert tensor is not None
             if rank == 0:
@@ -74,7 +74,8 @@ class Stages:
 
 
 def _union(a: Any, b: Any) -> Any:
-    """Merge nested dicts and lists: the result has the keys of both. Where both have a value, it has the value of `a`."""
+    """Merge two nested dicts: the result has the keys of `a` and `b`, and for keys in both the
+    value of `a`, unless both values are dicts, or lists of equal length: these are merged likewise."""
     if isinstance(a, dict) and isinstance(b, dict) and not is_placeholder(a):
         return {key: _union(a[key], b[key]) if key in a and key in b else value for key, value in {**a, **b}.items()}
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
@@ -83,11 +84,11 @@ def _union(a: Any, b: Any) -> Any:
 
 
 def number_as_whole(state: dict[str, Any], own: list[list[str]], whole: list[list[str]]) -> dict[str, Any]:
-    """An optimizer's state_dict with the numbers that its parameters have on one process.
+    """Renumber the parameters in an optimizer's state_dict as in an optimizer of the whole model; return the new state_dict.
 
     Args:
-        own: names of the optimizer's parameters, by group.
-        whole: names of the parameters of the whole model's optimizer, by group. It has the same groups.
+        own: for each parameter group, the names of this optimizer's parameters.
+        whole: for each of the same groups, the names of its parameters in the whole model.
     """
     number = {name: i for i, name in enumerate(chain.from_iterable(whole))}
     names = list(chain.from_iterable(own))
@@ -100,7 +101,10 @@ def number_as_whole(state: dict[str, Any], own: list[list[str]], whole: list[lis
 
 
 def number_as_own(saved: dict[str, Any], own: list[list[str]], whole: list[list[str]]) -> dict[str, Any]:
-    """Undo `number_as_whole`: take the state of the parameters `own` out of the state_dict of the whole model's optimizer."""
+    """Take the state of the parameters `own` out of the state_dict `saved` of the whole model's optimizer, and renumber it.
+
+    The inverse of `number_as_whole`, with the same `own` and `whole`: names of parameters by group.
+    """
     numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
     number = dict(zip(chain.from_iterable(whole), numbers, strict=True))
     place = {name: i for i, name in enumerate(chain.from_iterable(own))}

@@ -1,1 +1,1 @@
-"""From documents to fewer and better documents: normalise, filter, remove duplicates. No torch."""
+"""Clean documents before tokenisation: normalise text, filter documents, remove duplicates. No torch."""

@@ -22,7 +22,7 @@ from lit_llm.ingest.readers import DocumentReader
 
 
 class _Lines(ExitStack):
-    """Writes documents to ``part-00000.jsonl``, …: files of about ``JOB_BYTES``, which workers of `prepare` can share."""
+    """Context manager that writes documents to ``part-00000.jsonl``, …: files of about ``JOB_BYTES``, for `prepare`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Lines(ExitStack):
 
 
 def clean(inputs: Sequence[Input], settings: CleanSettings, out: Path, *, progress: ProgressLog | None = None) -> Tally:
-    """Write ``part-00000.jsonl``, …, ``report.json`` and ``removed.jsonl`` into ``out``, and return the counts.
+    """Clean documents: write ``part-00000.jsonl``, …, ``report.json`` and ``removed.jsonl`` into ``out``, and return counts.
 
     Args:
         inputs: the inputs, in the order in which their documents are written.
@@ -90,7 +90,7 @@ def _documents(one: Input, tally: Tally, report: Report) -> Iterator[Document]:
 
 
 def _judged(document: Document, steps: list[Step], finders: dict[str, Finder], tally: Tally) -> Document | None:
-    """The document as the rules have changed it; None if a rule removes it, or if it repeats an earlier document."""
+    """The document as the rules change it; None if a rule removes it, or it repeats an earlier document. Adds to ``tally``."""
     for step in steps:
         with tally.timed(step.name) as count:
             result = step.rule(document.text)

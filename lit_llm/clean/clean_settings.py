@@ -10,8 +10,8 @@ from lit_llm.core.number_domain import at_least, ranges_of, whole
 from lit_llm.ingest.readers import ReadSettings
 
 SHORTEST = 8
-"""The fewest words of a reference document (``against``) that is searched for, and the smallest n of ``against_ngram``. It is
-GPT-3's smallest n: shorter phrases occur in texts without being copied."""
+"""The fewest words of a reference document (``against``) that is searched for, and the smallest n of ``against_ngram``. GPT-3
+had the same smallest n: shorter phrases occur in texts without being copied."""
 
 
 def setting(default: Any, *, help: str, flag: str | None = None, step: str | None = None) -> Any:
@@ -20,14 +20,14 @@ def setting(default: Any, *, help: str, flag: str | None = None, step: str | Non
     Args:
         help: the description of the setting in the list of flags.
         flag: the setting's name as a flag and in YAML. None: the name of the field.
-        step: the name of the field that switches on the step to which this setting belongs. None: it belongs to no other field.
+        step: for a setting of a step, the name of the field that switches the step on. None: no field switches it on.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "step": step})
 
 
 @dataclass(frozen=True)
 class CleanSettings:
-    """Which documents `clean` reads, and the settings of its steps."""
+    """The settings of `clean`: the documents to read, and the settings of each step."""
 
     paths: tuple[str, ...] = setting((), flag="data.paths", help="files, folders, globs or URLs")
     format: str = setting("auto", flag="data.format", help="auto, text, jsonl, parquet, arrow or tar")
@@ -71,7 +71,7 @@ class CleanSettings:
 
     @classmethod
     def steps(cls) -> list[str]:
-        """The names of the fields that switch a step on, in the order in which they are declared."""
+        """The names of the fields that switch a step on, in the order in which the fields are declared."""
         return [one.name for one in fields(cls) if one.metadata["step"] is None and one.metadata["flag"] is None]
 
     def read_settings(self) -> ReadSettings:

@@ -1,7 +1,7 @@
-"""Remove documents that contain word n-grams of reference documents: those of a validation or test set.
+"""Remove documents that contain word n-grams of reference documents, such as the documents of a validation or test set.
 
-GPT-3 used n-grams of 13 words and removed a document for a single common n-gram (Brown et al. 2020, appendix C). All words of a
-reference document with fewer than n words, but at least ``SHORTEST``, are one n-gram, which a document must contain as a whole.
+GPT-3 used n-grams of 13 words and removed a document for a single common n-gram (Brown et al. 2020, appendix C). A reference
+document with fewer than n words, but at least ``SHORTEST``, counts as a single n-gram of all its words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lit_llm.ingest.shard_manifest import META_FILE, Manifest
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, LAYOUTS, magic_for
 from lit_llm.tokenizers import load_tokenizer
 
-_TABLE_PER_HASH = 16  # entries of the look-up table for each hash: about one unknown n-gram in 16 passes it
+_TABLE_PER_HASH = 16  # entries of the look-up table for each hash: about one unknown n-gram in 16 passes the table
 
 
 class ReferenceIndex(HashIndex):
@@ -33,8 +33,8 @@ class ReferenceIndex(HashIndex):
     """
 
     def __init__(self, references: Iterable[Document], *, n: int) -> None:
-        self.too_short = 0  # documents with fewer than ``SHORTEST`` words, which cannot be found
-        self.sources: list[str] = []  # of the documents that can be found
+        self.too_short = 0  # the number of documents with fewer than ``SHORTEST`` words, which are not in the index
+        self.sources: list[str] = []  # the names of the documents in the index
         lengths, parts = set(), []
         for reference in references:
             words = word_hashes(reference.text)
@@ -50,8 +50,8 @@ class ReferenceIndex(HashIndex):
         self.counts = np.array([len(part) for part in parts], dtype=np.int64)  # (documents,) different n-grams
 
     def matches(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers (m,) of the reference documents that share n-grams with ``text``, and how many different n-grams each
-        of these documents shares (m,)."""
+        """The numbers (m,) of the reference documents that have n-grams in common with ``text``, and how many different n-grams
+        each of these documents has in common with ``text`` (m,)."""
         words = word_hashes(text)
         common = [np.unique(self.known(ngram_hashes(words, n))) for n in self.lengths]
         return self.documents_with(np.concatenate([np.empty(0, np.uint64), *common]))
@@ -79,14 +79,14 @@ class Contamination:
 
 
 class References:
-    """An iterable of the reference documents, whose text is read during iteration.
+    """An iterable of the reference documents. Iteration reads the documents from the files.
 
     Args:
-        paths: files, folders, globs or URLs. In a folder that prepare wrote, val and test are read.
+        paths: files, folders, globs or URLs. Of a folder that prepare wrote, the splits val and test are read.
         text_key: the key or column of the text, in files that have keys.
 
     Raises:
-        UserError: A path matches nothing, or a prepared folder has neither val nor test. The message has a line for each.
+        UserError: A path matches no file, or a prepared folder has neither val nor test: one line for each such path.
     """
 
     def __init__(self, paths: Sequence[str], *, text_key: str) -> None:
@@ -118,7 +118,7 @@ class References:
 
 
 def _decoded(folder: Path, split: str, manifest: Manifest) -> Iterator[str]:
-    """Yield the documents of a split of a prepared folder as text, without the ids around documents.
+    """Yield the documents of a split of a folder that prepare wrote, decoded to text, without BOS and EOS.
 
     Raises:
         UserError: A shard or its file of document ends is missing.

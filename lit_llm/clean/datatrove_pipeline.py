@@ -1,5 +1,5 @@
-"""Run the rules and the search for duplicates as a pipeline of datatrove, with its executors: on this machine, on Slurm or on
-Ray. A repeated command skips complete tasks, so it continues.
+"""Run the rules and the search for duplicates as a pipeline of the package datatrove, on this machine, Slurm or Ray. A repeated
+command continues, because datatrove skips complete tasks.
 
 Files are read and written as in ``clean_pipeline``. datatrove keeps one document of each cluster of near-duplicates. Two
 documents are in the same cluster if they share a bucket, that is, the hashes of one band of their MinHash signatures, or if a
@@ -28,12 +28,12 @@ from lit_llm.ingest.inputs import Input
 from lit_llm.ingest.readers import DocumentReader
 
 WORK = ".datatrove"
-"""The folder in the output for datatrove's intermediate files and logs. It is hidden, so that nothing reads it as text."""
+"""The folder in the output for datatrove's intermediate files and logs. It is hidden, so that no command reads it as text."""
 
 _EXECUTORS = {"local": "LocalPipelineExecutor", "slurm": "SlurmPipelineExecutor", "ray": "RayPipelineExecutor"}
 _MOST_MISSED = 0.5
-"""The largest share of document pairs with a similarity equal to the threshold that may be missed, because they share no
-bucket. Fewer hashes in a bucket would miss fewer pairs, but join many pairs that are less similar."""
+"""The largest share of the document pairs with a similarity equal to the threshold that may be missed, because both documents
+share no bucket. Fewer hashes in a bucket would miss fewer pairs, but would join many pairs that are less similar."""
 _LACKING = {
     "normalise": "datatrove has no such step",
     "secrets": "datatrove has no such step",
@@ -66,7 +66,7 @@ def executor_problems(settings: CleanSettings) -> list[str]:
 
 
 def run_with_datatrove(inputs: Sequence[Input], settings: CleanSettings, out: Path) -> None:
-    """Run the pipeline, or hand its tasks to the cluster. Each task writes one file ``part-00000.jsonl``, … into ``out``.
+    """Run datatrove's pipeline, or submit its tasks to the cluster. Each task writes a file ``part-00000.jsonl``, … in ``out``.
 
     Raises:
         UserError: A source cannot be read as text, a package is not installed, or ``out`` has content of another command.
@@ -83,7 +83,7 @@ def run_with_datatrove(inputs: Sequence[Input], settings: CleanSettings, out: Pa
 
 
 def _last_stage(inputs: Sequence[Input], settings: CleanSettings, out: Path, work: Path) -> Any:
-    """Make the executors of all stages, and return the last one. Running it runs the stages before it first."""
+    """Make the datatrove executors of all stages, and return the last executor, which runs the earlier stages first."""
     tasks = min(settings.tasks, len(inputs))
     stage: Any = None
 
@@ -131,7 +131,7 @@ def _last_stage(inputs: Sequence[Input], settings: CleanSettings, out: Path, wor
 
 
 def _filters(settings: CleanSettings) -> Pipeline:
-    """The steps of datatrove's pipeline that change or judge single documents."""
+    """The steps of datatrove's pipeline that change or filter single documents."""
     filters: Pipeline = []
     if settings.fix_encoding:
         others = ("unescape_html", "remove_terminal_escapes", "fix_surrogates", "remove_control_chars")
@@ -148,7 +148,7 @@ def _executor_class(name: str) -> Callable[..., Any]:
 
 
 def _arguments(settings: CleanSettings) -> dict[str, Any]:
-    """The arguments of the executor: whole numbers as numbers, all others as text."""
+    """The executor's arguments in the settings, as name → value: whole numbers as int, all other values as text."""
     pairs = (one.partition("=") for one in settings.executor_args)
     return {name: int(value) if value.isdigit() else value for name, _, value in pairs}
 
@@ -176,7 +176,7 @@ def _read_lines(folder: Path, data: object, rank: int, world_size: int) -> Itera
 
 
 def _write(folder: Path, data: Iterable[Any], rank: int, world_size: int) -> None:
-    """Write the documents of a task as lines of JSON. The file gets its name when it is complete."""
+    """Write the documents ``data`` of task ``rank`` as lines of JSON to a file in ``folder``, named when it is complete."""
     folder.mkdir(exist_ok=True)
     path = _part(folder, rank)
     with complete_file(path, path.with_suffix(".tmp")) as file:

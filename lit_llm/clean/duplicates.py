@@ -1,6 +1,6 @@
 """Find documents that repeat an earlier document: exactly, or with nearly the same word n-grams.
 
-A finder is called with one document after the other, in their order. Of several similar documents, the first is kept.
+A finder is called with the documents one after the other, in order. Of several similar documents, the first is kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from lit_llm.clean.word_ngrams import SEED, bands_of, words
 from lit_llm.core.errors import need
 
 _SIGNED_TOGETHER = 2**20
-"""Characters of a text whose words are in memory at once (a chunk). N-grams that span two chunks are left out."""
+"""The number of characters in a chunk of a text, whose words are in memory together. N-grams across two chunks are left out."""
 
 Finder = Callable[[Document], str | None]
-"""Takes a document. Returns a phrase that names an earlier document if the given document repeats that one; else None."""
+"""A function that takes a document. It returns a phrase that names the earlier document that this document repeats, or None."""
 
 
 class ExactDuplicates:
-    """Finds documents equal to an earlier document but for whitespace and Unicode form. Memory: 250 bytes for each document."""
+    """Finder of documents equal to an earlier one but for whitespace and Unicode form. Memory: 250 bytes for each document."""
 
     def __init__(self) -> None:
         self._sources: dict[bytes, str] = {}
@@ -37,7 +37,7 @@ class ExactDuplicates:
 
 
 def plain(text: str) -> str:
-    """The text in Unicode NFC, with one space for each run of whitespace."""
+    """``text`` in Unicode NFC, with one space in place of each run of whitespace, and none at the start and the end."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -48,7 +48,7 @@ class NearDuplicates:
     and c repeats b but not a, then b is removed and c is kept.
 
     Args:
-        threshold: a document is a duplicate if at least this share of the values in two signatures is equal.
+        threshold: a document is a duplicate if at least this share of its signature's values equals an earlier document's.
         ngram: words in an n-gram. Case and punctuation do not count.
         permutations: values in a signature, at most. The standard error of a similarity s is sqrt(s (1 - s) / permutations).
 
@@ -83,7 +83,7 @@ class NearDuplicates:
 
 
 def finders_of(settings: CleanSettings) -> dict[str, Finder]:
-    """Step → its finder, for the steps that the settings switch on, in the order in which a document passes through them.
+    """Name of a step → its finder of duplicates, for the steps that are switched on, in the order in which they run.
 
     Raises:
         UserError: A package is not installed.

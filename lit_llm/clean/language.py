@@ -1,4 +1,4 @@
-"""Keep documents of chosen languages, as the package py3langid identifies them. It includes its model: no download."""
+"""Keep documents of chosen languages, which the package py3langid identifies with a model that the package includes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Language:
         confidence: the smallest probability of the identified language with which a document is kept, between 0 and 1.
 
     Raises:
-        UserError: The package py3langid is not installed, or does not know a language; one sentence for each.
+        UserError: The package py3langid is not installed, or does not know some languages: one sentence for each language.
     """
 
     languages: Sequence[str]
@@ -42,7 +42,7 @@ class Language:
 
 
 def _unknown(given: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence about each given code that py3langid does not know, with the most similar codes that it knows."""
+    """Yield a sentence about each language code that py3langid does not know, with the most similar known codes."""
     known = sorted(identifier().labels)
     for language in sorted(set(given) - set(known)):
         near = difflib.get_close_matches(language.lower().replace("_", "-").partition("-")[0], known) or ["en"]
@@ -51,7 +51,7 @@ def _unknown(given: Iterable[str]) -> Iterator[str]:
 
 @functools.cache
 def identifier() -> Any:
-    """py3langid's model, set to give probabilities instead of scores. It takes 80 MB, and a process loads it only once.
+    """py3langid's model, set to give probabilities instead of scores. The model takes 80 MB and is loaded once in a process.
 
     Raises:
         UserError: The package is not installed.
@@ -61,7 +61,7 @@ def identifier() -> Any:
 
 
 def _sample(text: str) -> str:
-    """``text`` if it is short. Of a long text, the start, two parts between and the end, so that identification stays fast."""
+    """A short ``text`` itself; of a long text, four parts of 1,000 characters from start to end, so identification is fast."""
     if len(text) <= _PARTS * _PART:
         return text
     last = len(text) - _PART

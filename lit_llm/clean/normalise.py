@@ -1,4 +1,4 @@
-"""Normalise how text is written, and repair text that was decoded with the wrong encoding."""
+"""Normalise the characters and whitespace of text, and repair text that was decoded with the wrong encoding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def normalise(text: str) -> str:
 
 
 class FixEncoding:
-    """A rule that repairs text ("cafÃ©" becomes "café") with the package ftfy, which changes only what is surely wrong.
+    """A rule that repairs text decoded with the wrong encoding ("cafÃ©" becomes "café") with the package ftfy.
 
     Raises:
         UserError: The package is not installed.

@@ -1,4 +1,4 @@
-"""Secrets and e-mail addresses: replace them, or remove the document.
+"""Rules that replace secrets and e-mail addresses in documents, or remove documents with secrets or addresses.
 
 Secrets are found by patterns with a fixed mark, such as ``AKIA`` or ``ghp_``. Most patterns are from detect-secrets, a package
 whose detectors of high entropy and of words such as "password" are not used: they also find hashes, identifiers and prose.
@@ -28,11 +28,11 @@ _EMAIL = re.compile(
 class _Pattern(NamedTuple):
     kind: str
     mark: str
-    """A text that every match contains, so documents without it are not searched. "": matches have no text in common."""
+    """A text that every match of the pattern contains: documents without this text are not searched. "": there is none."""
     pattern: re.Pattern[str]
 
 
-# Detector of detect-secrets → the mark of its patterns. Other detectors search for words such as "id" or "key" near hex digits.
+# Detector of detect-secrets → the mark of its patterns. Its other detectors search for words such as "id" near hex digits.
 _DETECTORS = {
     "aws.AWSKeyDetector": "",
     "azure_storage_key.AzureStorageKeyDetector": "AccountKey=",
@@ -77,7 +77,7 @@ _SHORTEST_GROUP = 16  # characters; shorter groups of detect-secrets' patterns a
 
 @dataclass
 class Secrets:
-    """A rule for keys, tokens and passwords.
+    """A rule that redacts keys, access tokens and passwords, or removes documents with them.
 
     Args:
         action: "redact" replaces each secret by ``SECRET``, "remove" removes a document with a secret.
@@ -106,7 +106,7 @@ class Secrets:
         return "".join(kept) + text[end:]
 
     def _find(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Yield the first character, the character after the last one, and the kind of each secret. Secrets may overlap."""
+        """Yield (first character, end, kind) of each secret: positions in the text, and a name. Secrets may overlap."""
         for kind, mark, pattern in self._patterns:
             if mark in text:
                 for match in pattern.finditer(text):
@@ -115,7 +115,7 @@ class Secrets:
 
 @dataclass
 class Emails:
-    """A rule for e-mail addresses in ASCII.
+    """A rule that redacts e-mail addresses in ASCII, or removes documents with addresses.
 
     Args:
         action: "redact" replaces each address by ``EMAIL``, "remove" removes a document with an address.
@@ -133,7 +133,7 @@ class Emails:
 
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int]:
-    """First character and end of the secret in a match: of the group "secret", else the longest long group, else all."""
+    """First character and end of the secret in a match: the group "secret", else the longest group if long, else the match."""
     if "secret" in match.re.groupindex:
         return match.span("secret")
     groups = [i for i in range(1, match.re.groups + 1) if match[i] is not None]

@@ -1,7 +1,7 @@
 """The quality rules of Gopher (Rae et al. 2021) and C4 (Raffel et al. 2020) for English text, as datatrove implements them.
 
-Here, words are separated by whitespace. datatrove's default also counts punctuation marks as words. With this default, more
-than one word in five has no letter in most technical documents, so that Gopher's rule on letters removes 95 % of such documents
+Here, whitespace separates words. datatrove's default also counts punctuation marks as words. By that default, most technical
+documents have more than one word in five without a letter, so that Gopher's rule on letters removes 95 % of such documents
 (docs/evidence/clean.md).
 """
 
@@ -26,7 +26,7 @@ QUALITY_RULES = tuple(_FILTERS)
 
 
 class Quality:
-    """A rule that removes documents by a filter of datatrove. The rule "c4" also removes lines of the documents that it keeps.
+    """A rule that removes documents by a filter of datatrove. The rule "c4" also removes lines of the remaining documents.
 
     Args:
         name: one of ``QUALITY_RULES``.
@@ -56,7 +56,7 @@ class Quality:
 
 
 def word_tokenizer(words: Callable[[str], list[str]] = str.split) -> Any:
-    """An object that cuts text into words and sentences for datatrove. Its own tokenizers need models or large packages."""
+    """A word tokenizer for datatrove that needs no model. ``words`` cuts a text into words; sentences end at . ! ? and …"""
     tokenizers = need("datatrove.utils.word_tokenizers", what="quality")
 
     class Words(tokenizers.WordTokenizer):  # type: ignore[name-defined]

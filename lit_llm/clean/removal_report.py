@@ -18,7 +18,7 @@ from lit_llm.ingest.paths import REMOVED, REPORT
 from lit_llm.ingest.source import public_name
 
 READ = "read"
-"""The name under which the time for reading and writing is counted, as if it were a step."""
+"""The name of the step under which the time for reading and writing documents is counted."""
 SAMPLES = 20
 """The most removed documents that the report shows for each rule."""
 EXCERPT = 300
@@ -29,7 +29,7 @@ EXCERPT = 300
 class Count:
     documents: int = 0
     bytes: int = 0
-    """UTF-8 bytes of the text."""
+    """The number of UTF-8 bytes in the text of the documents."""
 
     def add(self, other: Count) -> None:
         self.documents += other.documents
@@ -38,42 +38,42 @@ class Count:
 
 @dataclass
 class StepCount:
-    """What one step did in a call of `clean`."""
+    """Record of the counts of one step in a call of `clean`: changed and removed documents, and time."""
 
     changed: int = 0
-    """Documents that the step kept, but changed."""
+    """The number of documents that the step changed, but did not remove."""
     seconds: float = 0.0
-    """Processor time of the step."""
+    """The processor time of the step in seconds."""
     removed: dict[str, Count] = field(default_factory=dict)
     """Rule of the step → the count of the documents that the rule removed."""
 
 
 @dataclass
 class Tally:
-    """The counts of documents, bytes and seconds of one call of `clean`, and samples of removed documents."""
+    """Record of the counts of documents, bytes and seconds of one call of `clean`, and samples of removed documents."""
 
     read: Count = field(default_factory=Count)
     kept: Count = field(default_factory=Count)
     without_text: int = 0
-    """Records whose text is null or empty. No step sees them."""
+    """The number of records whose text is null or empty. Steps do not get these records."""
     not_utf8: int = 0
-    """Documents with bytes that are not UTF-8. Such bytes are read as U+FFFD."""
+    """The number of documents with bytes that are not UTF-8. Such bytes are read as U+FFFD."""
     steps: dict[str, StepCount] = field(default_factory=dict)
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """Rule → ``SAMPLES`` documents that it removed: those whose source names have the smallest hashes, in effect at random."""
+    """Rule → at most ``SAMPLES`` documents that the rule removed, chosen by the smallest hashes of their source names."""
 
     def step(self, name: str) -> StepCount:
         return self.steps.setdefault(name, StepCount())
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[StepCount]:
-        """Add the processor time of the ``with`` block to the step ``name``."""
+        """Context manager that yields the counts of the step ``name``, and adds the block's processor time to these counts."""
         count, started = self.step(name), time.process_time()
         yield count
         count.seconds += time.process_time() - started
 
     def remove(self, step: str, removed: Removed, document: Document) -> None:
-        """Count a document that ``step`` has removed, and keep it as a sample if its source's hash is among the smallest."""
+        """Count a document that ``step`` has removed, and store it as a sample if its source has one of the smallest hashes."""
         self.step(step).removed.setdefault(removed.rule, Count()).add(Count(1, len(document.text.encode())))
         sample = {"rule": removed.rule, "detail": removed.detail, "source": document.source}
         sample |= {} if removed.secret else {"excerpt": document.text[:EXCERPT]}  # no sample shows a secret
@@ -85,7 +85,7 @@ def _source_hash(sample: dict[str, str]) -> bytes:
 
 
 def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:
-    """Write the counts to ``report.json``, and the samples of removed documents to ``removed.jsonl``, one on each line."""
+    """Write the counts to ``report.json``, and the samples of removed documents to ``removed.jsonl``, one sample per line."""
     content: dict[str, Any] = asdict(tally)
     samples = content.pop("samples")
     public = {name: [public_name(path) for path in getattr(settings, name)] for name in ("paths", "against")}
@@ -96,7 +96,7 @@ def write_report(out: Path, settings: CleanSettings, tally: Tally) -> None:
 
 
 def table(tally: Tally) -> Iterator[str]:
-    """Yield the lines of a table for the terminal: what each step and rule removed, and how long each step took."""
+    """Yield the lines of a table for the terminal: the documents that each step and rule removed, and each step's time."""
     yield f"{'':40s} {'documents':>12s} {'MB':>10s} {'cpu-seconds':>12s}"
     for name, step in tally.steps.items():
         if name == READ:

@@ -1,4 +1,4 @@
-"""The rules that the settings switch on, in the order in which a document passes through them."""
+"""Make the rules that the settings switch on, in the order in which a document passes through the rules."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lit_llm.clean.rules import Rule, Step
 from lit_llm.core.errors import UserError, noting, report
 from lit_llm.ingest.source import public_name
 
-# Steps that change the text come before steps that judge it, so that samples of removed documents are redacted too. Fast judges
-# come before slow ones.
+# Steps that change text come before steps that remove documents, so that samples of removed documents are redacted too. Fast
+# steps come before slow steps.
 _STEPS = ("fix_encoding", "normalise", "secrets", "emails", "against", "languages", *QUALITY_RULES)
 
 
@@ -46,10 +46,10 @@ def _rule(name: str, settings: CleanSettings) -> Rule:
 
 
 def steps_of(settings: CleanSettings) -> list[Step]:
-    """The steps that the settings switch on, in the order in which a document passes through them.
+    """The steps that the settings switch on, in the order in which a document passes through the steps.
 
     Raises:
-        UserError: A package is not installed, reference documents cannot be read, or all of them are too short.
+        UserError: A package is not installed, reference documents cannot be read, or all reference documents are too short.
     """
     return [Step(name, _rule(name, settings)) for name in _used(settings)]
 
@@ -69,7 +69,7 @@ def step_problems(settings: CleanSettings) -> list[str]:
 
 
 def _index(settings: CleanSettings) -> ReferenceIndex:
-    """Make the index of the reference documents. A note reports how many of them have too few words to be searched for."""
+    """Make the index of the reference documents. A printed note says how many of these documents have too few words."""
     index = ReferenceIndex(_references(settings), n=settings.against_ngram)
     if not index.sources:
         names = ", ".join(map(public_name, settings.against))

@@ -17,22 +17,23 @@ UNSPACED = (
     (0x0E00, 0x0FFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF),
 )  # fmt: skip
-"""First and last code point of each Unicode block of a script without spaces between words."""
+"""(first, last) code points of the Unicode blocks of scripts without spaces between words."""
 
 _CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED)
 _WORD = re.compile(f"[{_CLASS}]|[^\\W{_CLASS}]+")
-"""Matches a word in lower-case text, for `words`. An underscore counts as a letter, and a combining mark ends a word."""
+"""The pattern of a word in lower-case text, for `words`. An underscore counts as a letter, and a combining mark ends a word."""
 _ASCII = bytes(b if chr(b).isalnum() or b == ord("_") else 32 for b in bytes(range(128)).lower()) + bytes(128)
 
 _MIX = np.array([0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
 
 SEED = 1
 MOST_MISSED = 0.02
-"""The largest share of document pairs with a similarity equal to the threshold that may not be compared: no band is equal."""
+"""The largest share of the document pairs with a similarity equal to the threshold that may be missed, as no band is equal."""
 
 
 class _Letters(dict[int, str]):
-    """Code point → the text that `str.translate` puts in its place: a space for a character that no word contains."""
+    """A table for `str.translate`: code point → a space if no word has the character; else the character, with spaces
+    around it if its script has no spaces between words."""
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)
@@ -48,7 +49,7 @@ _LETTERS = _Letters()
 
 
 def word_hashes(text: str) -> np.ndarray:
-    """(words,) uint64: a hash of every word of ``text``. Equal words have equal hashes within a process, but not across."""
+    """(words,) uint64: a hash of every word of ``text``. Equal words have equal hashes only within one process."""
     pieces = unicodedata.normalize("NFKC", text).lower().translate(_LETTERS).split()
     return np.fromiter(map(hash, pieces), np.int64, len(pieces)).view(np.uint64)
 
@@ -76,7 +77,7 @@ def words(text: str) -> list[str]:
 
 
 def bands_of(threshold: float, permutations: int, most_missed: float = MOST_MISSED) -> tuple[int, int]:
-    """How to cut a MinHash signature into bands: the number of bands, and the number of values in each band.
+    """(number of bands, number of values in each band): how to cut a MinHash signature into bands to find similar documents.
 
     Two documents are compared if all values of any band are equal. More values in a band mean fewer comparisons, but more
     missed pairs. The number of values is the largest with which at most the share ``most_missed`` of the pairs with a

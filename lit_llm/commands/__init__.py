@@ -1,1 +1,1 @@
-"""One module per command of `python -m lit_llm`."""
+"""The commands of `python -m lit_llm`, one module each, and modules that several commands share."""

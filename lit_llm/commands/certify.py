@@ -1,8 +1,8 @@
 """`python -m lit_llm certify`: check on this machine what the library promises, and write a certificate.
 
-Each check has a promise, a figure and a tolerance. It passes, fails (exit code 1, with the command that repeats it) or is
-skipped with the reason; a required check that is skipped fails. A figure that is only recorded is not called passed. On one
-node, `torchrun -m lit_llm certify` does the same with as many devices as it has processes.
+A check has a promise, a measured figure and a tolerance. It passes, fails (exit code 1; a line has the command that repeats the
+check) or is skipped with a reason; a required check that is skipped fails. A figure without a tolerance is only recorded. On a
+node, `torchrun -m lit_llm certify` checks as many devices as torchrun has processes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from lit_llm.core.ranks import is_rank_zero, is_torchrun
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line for each check and write the certificate.
+    """Run the checks, print a line for each check, and write the certificate.
 
-    Returns 2 if the process of a device ended by itself, 1 if a check failed or none passed, else 0.
+    Returns the exit code: 2 if a process of a device ended by itself, 1 if a check failed or no check passed, else 0.
     """
     flags = OwnFlags("certify", alone=True, description=__doc__)
     flags.add_argument("--devices", range=whole(1, 4096), help="GPUs, or processes on a machine without one; 1")
@@ -76,7 +76,7 @@ def _say(outcomes: list[Outcome], devices: int) -> None:
 
 
 def _devices(asked: int | None) -> tuple[int, bool]:
-    """The number of devices, and whether this process runs the checks: under torchrun, only the first process does."""
+    """Return (number of devices, whether this process runs the checks). Under torchrun, only the first process runs them."""
     if not is_torchrun():
         return asked or 1, True
     world, here = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -88,7 +88,7 @@ def _devices(asked: int | None) -> tuple[int, bool]:
 
 
 def _gpu() -> tuple[str, float | None]:
-    """The GPU's name, and the GB/s that the plan assumes for its links. A forked process asks the GPU, not this one."""
+    """Return (name of the GPU, GB/s that `plan` assumes for its links). A forked process reads both and alone uses CUDA."""
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         results, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
     if "found" not in results.get("gpu", {}):
@@ -109,7 +109,7 @@ def _machine(device: str, count: int, seconds: float) -> dict[str, Any]:
 
 
 def fingerprints() -> dict[str, str]:
-    """A hash of the code in each folder of lit_llm, to find stale certificates. Comment lines and blank lines do not count."""
+    """Return {folder of lit_llm: hash of its code without comment and blank lines}, to find certificates of other code."""
     hashes, root = {}, Path(__file__).parents[1]
     for room in sorted(path for path in root.iterdir() if (path / "__init__.py").exists()):
         lines: list[str] = []

@@ -31,7 +31,7 @@ HELP = """\
 /help          this list
 /quit          end, as Ctrl-D does; Ctrl-C stops an answer
 A message that begins with / has a space before it."""
-_CONTINUED = 200  # ids of a text that a base model continues: it has no end of turn
+_CONTINUED = 200  # most new ids without a chat template: a text has no end of turn
 
 
 def own_flags() -> OwnFlags:
@@ -48,9 +48,9 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Answer the lines of standard input. Answers go to standard output, everything else to standard error.
+    """Answer the lines of standard input; return the exit code. Answers go to standard output, other text to standard error.
 
-    Ctrl-C stops an answer; at the prompt it ends the command with code 130. On a pipe the exit code is 2 if a line was refused.
+    Ctrl-C stops an answer; at the prompt, it ends the command with code 130. On a pipe, the code is 2 if a line was refused.
     """
     options = own_flags().parse(arguments)
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -77,10 +77,10 @@ def _model(options: argparse.Namespace) -> TextModel:
 
 
 class Transcript:
-    """A file of JSONL with a conversation in each line. The line of the running conversation is rewritten as that grows.
+    """Writer of a JSONL file with a conversation in each line. Each answer rewrites the line of the current conversation.
 
     Raises:
-        UserError: The file cannot be written, lies in the run folder, or is the open transcript of a chat, also of this one.
+        UserError: The file cannot be written, lies in the run folder `run`, or is the open transcript of a chat.
     """
 
     def __init__(self, path: Path, run: str, name: str) -> None:
@@ -97,7 +97,7 @@ class Transcript:
             self._start = self._file.write(b"\n") + self._start
 
     def write(self, record: dict[str, Any] | None) -> None:
-        """Replace the line of this conversation by `record`, or delete it if there is none."""
+        """Replace the line of the current conversation by `record`, as JSON; None: delete the line."""
         line = "" if record is None else json.dumps(record, ensure_ascii=False) + "\n"
         with naming(self._path):
             self._file.seek(self._start)
@@ -106,12 +106,12 @@ class Transcript:
             self._file.flush()
 
     def begin(self) -> None:
-        """Begin a new conversation, with a line of its own."""
+        """Begin a new conversation: the next `write` adds a line to the file."""
         self._start = self._file.seek(0, os.SEEK_END)
 
 
 class Conversation:
-    """A conversation with the model. With a chat template, it is a list of messages; without one, a single text."""
+    """A conversation with the model. With a chat template, the model gets all messages; without one, their joined texts."""
 
     def __init__(self, model: TextModel, system: str) -> None:
         self._model = model
@@ -122,7 +122,7 @@ class Conversation:
         self.transcript: Transcript | None = None
 
     def hold(self) -> int:
-        """Answer the lines of the input until it ends or a line says /quit; returns the exit code."""
+        """Answer the lines of standard input until its end or the line /quit; return the exit code."""
         code = 0
         if self._in_terminal:
             with contextlib.suppress(ImportError):
@@ -144,7 +144,7 @@ class Conversation:
                 code = 0 if self._in_terminal else 2
 
     def _took(self, line: str) -> bool:
-        """Carry out a line of the input, a command or a message. Returns whether the line ends the conversation."""
+        """Carry out a line of input: a command such as /undo, or a message. Return whether the line is /quit."""
         command, _, words = line.partition(" ")
         if line[:1] != "/":
             if self._model.chat is None or line.strip():
@@ -178,14 +178,14 @@ class Conversation:
         return False
 
     def _question(self, text: str) -> Message:
-        """A message of the user. Without a chat template, spaces around `text` are kept, because the model continues it."""
+        """Return `text` as a message of the user, without spaces around it if there is a chat template."""
         return {"role": "user", "content": text if self._model.chat is None else text.strip()}
 
     def _system(self, text: str, key: str) -> list[Message]:
-        """A list with the system message; empty if `text` is.
+        """Return [`text` as the system message]; [] if `text` is empty.
 
         Raises:
-            UserError: The template knows no system message, or it leaves no room for other messages. The error names the key.
+            UserError: The template has no system message, or `text` leaves no room for messages. `key` names it in errors.
         """
         if not text.strip():
             return []
@@ -196,7 +196,7 @@ class Conversation:
         return first
 
     def _answer(self, messages: list[Message]) -> None:
-        """Print an answer to the messages, token by token. The messages and the printed answer become the conversation."""
+        """Print the model's answer to `messages`, token by token. These messages and the answer become the conversation."""
         most, block = self._model.options.max_new_tokens, self._model.config.block_size
         if self._model.chat is None:
             ids, most = self._model.prompt_ids(_text(messages))[-block:], most or _CONTINUED
@@ -228,14 +228,14 @@ class Conversation:
             self.transcript.write(self._record())
 
     def _record(self) -> dict[str, Any] | None:
-        """The conversation as the record of a line of JSONL; None before an answer."""
+        """Return the conversation as an object for JSONL, with the key "messages" or "text"; None before an answer."""
         if not self._messages:
             return None
         return {"text": _text(self._messages)} if self._model.chat is None else {"messages": [*self._first, *self._messages]}
 
 
 def _text(messages: list[Message]) -> str:
-    """The typed lines and their continuations as one text. A later line begins on a new line; an empty one adds nothing."""
+    """Return the contents of all messages, joined. A user's message begins on a new line, unless it is first or empty."""
     text = ""
     for one in messages:
         text += ("\n" if text and one["role"] == "user" and one["content"] else "") + one["content"]

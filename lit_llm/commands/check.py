@@ -1,8 +1,8 @@
-"""`python -m lit_llm check`: the launch checklist of a recipe. Exit code 0 if every line passes, else 1.
+"""`python -m lit_llm check`: the launch checklist of a recipe. The exit code is 0 if every check passes, else 1.
 
-It refuses a MeshStrategy that cannot split the model and the batch over the recipe's devices. Then it runs three optimizer
-steps in a temporary folder on one device, with every callback of the recipe, and examines the result.
-The batch is reduced to two micro-batches of two sequences, which is enough for the checks, unless `--full_batch true`.
+The command refuses a MeshStrategy that cannot split the model and the batch over the recipe's devices. Then it runs three
+optimizer steps in a temporary folder on one device, with every callback of the recipe, and examines the result.
+The batch is reduced to two micro-batches of two sequences, which is enough for the checks, unless `--full_batch true` is given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lit_llm.core.number_domain import whole
 
 
 def main(words: list[str]) -> int:
-    """Run the checklist; returns the exit code."""
+    """Run the command `check` with its arguments `words`; return the exit code: 0 if every check passes, else 1."""
     flags = OwnFlags("check")
     text = "Use the recipe's batch, not two micro-batches of two sequences."
     flags.add_argument("--full_batch", type=bool, help=text)

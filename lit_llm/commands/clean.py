@@ -19,7 +19,7 @@ from lit_llm.runs.run_folder import expanded
 
 
 def main(words: list[str]) -> int:
-    """Write the folder of cleaned documents; returns the exit code."""
+    """Clean the documents that the command-line `words` name, write them into a folder, and return the exit code."""
     flags = OwnFlags("clean", alone=True, description=__doc__)
     flags.add_argument("--out", required=True, help="empty or new folder for the documents and the report")
     flags.add_argument("--replace", type=bool, help=REPLACE_HELP)

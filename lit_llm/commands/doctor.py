@@ -7,7 +7,7 @@ from lit_llm.commands.own_flags import OwnFlags
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings. Returns 2 if nothing could be read, 1 if there is an error or a warning, else 0."""
+    """Print the faults found in a run; return the exit code: 2 without a curve to read, 1 for an error or a warning, else 0."""
     flags = OwnFlags("doctor", alone=True, description=__doc__)
     flags.add_argument(
         "--run", required=True, help="run folder, like runs/quickstart; also of another project that logs with these callbacks"

@@ -1,4 +1,4 @@
-"""`python -m lit_llm export`: write what `transformers`, llama.cpp, torch.load or torch.distributed.checkpoint loads."""
+"""`python -m lit_llm export`: write a run for transformers, llama.cpp, peft, torch.load or torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def own_flags() -> OwnFlags:
 
 @dataclass(frozen=True)
 class Source:
-    """The checkpoint to export.
+    """Record of the checkpoint to export, and how.
 
     Attributes:
         run: the run folder, which has the tokenizer of the checkpoint.
-        base: where the base weights of a LoRA run are. None: where they were in training.
-        average: whether to export the average of the weights, which EMA keeps, instead of the weights.
+        base: the checkpoint of a LoRA run's base weights. None: the path that the run recorded.
+        average: whether to export the moving average of the weights (EMA) instead of the weights.
     """
 
     checkpoint: Path
@@ -88,16 +88,16 @@ class Source:
 def export_folder(
     source: Source, out: Path, *, dtype: torch.dtype | None, max_bytes: float, replace: bool = False, code: bool = False
 ) -> tuple[str, list[str]]:
-    """Write the folder `out`. Adapters are merged into their base.
+    """Write the folder `out` for transformers: config.json, weights and tokenizer. Adapters are merged into their base weights.
 
     Args:
         code: write a modelling file, even if transformers has an equivalent class.
 
     Returns:
-        The chosen architecture, and notes for the user, one sentence each.
+        (name of the model class in config.json; notes for the user, one sentence each).
 
     Raises:
-        UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (each with its flag).
+        UserError: `out` exists, the checkpoint is not lit_llm's, or settings have no equivalent (one sentence each).
     """
     run = source.run
     with new_folder(out, replace=replace, sources=[run, source.checkpoint]) as partial:
@@ -120,10 +120,12 @@ def export_folder(
 
 
 def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool = False) -> tuple[str, list[str]]:
-    """Write the file `out` for llama.cpp; returns the same as `export_folder`. `dtype`: a key of `DTYPES`, or q8_0.
+    """Write the GGUF file `out` for llama.cpp. `dtype`: a key of `DTYPES`, or q8_0; None: as in the checkpoint.
+
+    Returns (architecture and dtype as text, notes for the user).
 
     Raises:
-        UserError: as in `export_folder`, or GGUF has no form for a setting or the tokenizer.
+        UserError: `out` exists, the checkpoint is not lit_llm's, or GGUF cannot express a setting or the tokenizer.
     """
     with new_file(out, replace=replace) as partial:
         package()
@@ -139,7 +141,7 @@ def export_gguf(source: Source, out: Path, *, dtype: str | None, replace: bool =
 
 
 def _saved(source: Source) -> tuple[dict[str, Any], GPTConfig]:
-    """The content of the checkpoint, and the configuration of its model."""
+    """Return (the dict of the checkpoint, the configuration of its model). Raise a UserError for a custom architecture."""
     checkpoint = source.checkpoint
     saved = read(checkpoint)
     SavedRun(checkpoint, saved).require_tokenizer(source.run)
@@ -160,7 +162,7 @@ def _weights(
     table: list[Link],
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """The weights that predict the next token, with adapters merged. Merged tensors are in `dtype`."""
+    """Return {our name: tensor} of all weights that predict the next token. Adapters are merged, into tensors of `dtype`."""
     checkpoint, state = source.checkpoint, {}
     average = "--ema" if source.average else None
     weights = saved_weights(saved, checkpoint, base=source.base, verify=True, average=average)
@@ -179,13 +181,13 @@ def _weights(
 
 
 def _family(saved: dict[str, Any], run: Path) -> str | None:
-    """The `model_type` that a run, or the base of its adapters, was imported from; None if neither was."""
+    """Return the `model_type` of the folder from which a run or its base weights were imported; None if neither was."""
     base = [run_of(Path(saved[BASE]["path"]))] if BASE in saved else []
     return next((family for each in [run, *base] if (family := imported_family(each)) is not None), None)
 
 
 def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, replace: bool = False) -> int:
-    """Write `out` with the adapter of a LoRA run, for `peft.PeftModel.from_pretrained`, and its tokenizer; returns its layers.
+    """Write the adapter of a LoRA run, for peft, and the tokenizer into the folder `out`; return the number of adapted layers.
 
     Raises:
         UserError: `out` exists, the checkpoint holds no adapter, or its model has no equivalent in transformers.
@@ -210,13 +212,13 @@ def export_adapter(source: Source, out: Path, *, dtype: torch.dtype | None, repl
 
 
 def export_checkpoint(source: Source, out: Path, *, weights: bool, replace: bool = False) -> tuple[str, list[str]]:
-    """Write the checkpoint as the file `out`, which torch.load, `--resume` and `--ckpt_path` read. It must fit in memory.
+    """Write the checkpoint, which must fit in memory, as one file `out`, for torch.load, `--resume` and `--ckpt_path`.
 
     Args:
-        weights: Leave out the optimizer state.
+        weights: whether to leave out the optimizer state.
 
     Returns:
-        A description of the written file, and notes for the user.
+        (description of the written file, notes for the user, one sentence each).
     """
     checkpoint = source.checkpoint
     with new_file(out, replace=replace) as partial:
@@ -232,7 +234,7 @@ def export_checkpoint(source: Source, out: Path, *, weights: bool, replace: bool
     return f"step {content.get('global_step')}, {out.stat().st_size:,} bytes", notes
 
 
-_NOT_WITH = {  # by kind of output: why some flags do not apply, and which
+_NOT_WITH = {  # kind of output → (why some flags do not apply, these flags)
     "dcp": ("--format dcp writes the checkpoint as it is", ("dtype", "max_shard_gb", "adapter", "init_from", "ema")),
     "ckpt": ("--format ckpt writes the checkpoint as it is", ("dtype", "max_shard_gb", "adapter", "init_from")),
     "gguf": ("--format gguf writes a whole model into one file", ("adapter", "max_shard_gb")),
@@ -243,7 +245,7 @@ _NOT_WITH = {  # by kind of output: why some flags do not apply, and which
 
 
 def main(arguments: list[str]) -> int:
-    """Export, and print the result."""
+    """Run the command `export` with its arguments, print what was written, and return the exit code."""
     flags = own_flags()
     options = flags.parse(arguments)
     run, out = expanded(options.run), Path(options.out)

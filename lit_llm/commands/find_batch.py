@@ -1,7 +1,7 @@
-"""`python -m lit_llm find-batch`: the gradient noise scale of a recipe, and a batch size that follows from it, as an overlay.
+"""`python -m lit_llm find-batch`: measures the gradient noise scale of a recipe, and writes an overlay with a batch size.
 
-A batch as large as the noise scale needs twice the least possible steps, and twice the least possible samples (McCandlish et
-al. 2018, arXiv 1812.06162). The scale is measured in the run's first steps, on one device. Only the overlay is written.
+The advised batch has as many sequences as the noise scale. It needs twice the least possible steps and twice the least possible
+samples (McCandlish et al. 2018, arXiv 1812.06162). The scale is measured in the run's first steps, on one device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _own_flags() -> OwnFlags:
 
 
 def main(words: list[str]) -> int:
-    """Measure, print, and write the overlay; returns the exit code."""
+    """Measure the noise scale, print it and the advised batch, write the overlay of `--out`, and return the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)

@@ -1,9 +1,9 @@
-"""`python -m lit_llm find-lr`: the peak learning rate of a recipe, from a sweep and short runs, as an overlay.
+"""`python -m lit_llm find-lr`: searches the peak learning rate of a recipe by short runs, and writes an overlay with the rate.
 
-A sweep of each rate of the optimizer, from 1e-6 to 10, finds where training breaks. Below that, short runs with the recipe's
-compressed schedule compare rates by factors of two. The suggestion is the lowest point of a parabola through the best three,
-times a factor for the length of the run: the best rate falls with the power -0.32 of the tokens, except from trained weights.
-It trains on one device and writes nothing but the overlay and the page: no run folder, no checkpoint, no log.
+A sweep of each rate of the optimizer, from 1e-6 to 10, finds where training breaks. Below that rate, short runs with the
+recipe's schedule, compressed, compare rates by factors of two. The suggested rate is the minimum of a parabola through the best
+three, times a factor for the length of the run: the best rate is proportional to tokens^-0.32, except from trained weights.
+The command trains on one device, and writes only the overlay and the page: no run folder, no checkpoint, no log.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from lit_llm.commands.short_runs import ShortRuns
 
 LOW, HIGH = 1e-6, 10.0
-"""The lowest and the highest rate of a sweep. They do not depend on the recipe's rate, which may be wrong."""
+"""The lowest and the highest rate of a sweep. The recipe's own rate, which may be wrong, has no influence."""
 LEAST_PROBE = 50
-"""Fewest steps of a short run, which otherwise has a tenth of the whole run's steps."""
+"""Least number of steps of a short run. A longer run gets short runs of a tenth of its steps."""
 _TAIL = 0.2
-"""The loss of a short run is the mean over this share of its steps, the last ones."""
+"""Share of a short run's steps, at its end, over which the losses are averaged: the mean is the loss of the run."""
 
 
 def _own_flags() -> OwnFlags:
@@ -58,7 +58,7 @@ def _own_flags() -> OwnFlags:
 
 
 def main(words: list[str]) -> int:
-    """Search, print, and write the files; returns the exit code."""
+    """Search the rates, print them, write the overlay and the page, and return the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
@@ -95,7 +95,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 
 
 def tail_loss(losses: list[float], steps: int) -> float:
-    """Mean loss of the last fifth of a run planned for `steps` steps; infinity if it ended early or the mean is not finite."""
+    """Return the mean of the last fifth of `losses`; infinity if these are fewer than `steps`, or the mean is not finite."""
     if len(losses) < steps:
         return math.inf
     last = losses[-max(1, round(_TAIL * steps)) :]
@@ -106,18 +106,18 @@ def tail_loss(losses: list[float], steps: int) -> float:
 def find_rates(
     runs: ShortRuns, *, seeds: int, sweep_steps: int, probe_steps: int | None, say: Callable[[str], None] = lambda text: None
 ) -> FoundRates:
-    """Sweep each rate once, then search each with short runs, one after the other.
+    """Sweep each of the optimizer's rates once, then search the best value of each by short runs. Return the best rates.
 
-    The losses of a sweep are reduced by the losses of the same batches with the starting weights. Without that, a hard batch
-    looks like divergence if training gains little, for example from trained weights.
+    From each loss of a sweep, the loss of the same batch with the weights at the start is subtracted. Otherwise, a hard batch
+    would look like divergence if training gains little, for example from trained weights.
 
-    With several seeds, the first finds the best power of two; the others compare it with its neighbours, with other weights
-    and other data. Each seed's suggestion is the lowest point of a parabola, times the factor from the length of a short run to
-    that of the whole run, which is 1 if the run starts from trained weights. The suggestion is their geometric mean.
+    The first seed finds the best power of two; further seeds compare it with its two neighbours, with other weights and other
+    data. A seed suggests the minimum of a parabola, times `horizon_factor` from a short run to the whole run, which is 1 if the
+    run starts from trained weights. The result is the geometric mean of the seeds' suggestions.
 
     Args:
         probe_steps: steps of a short run. None: a tenth of the run, at least `LEAST_PROBE`.
-        say: takes a line about each measurement.
+        say: prints a line about each measurement.
 
     Raises:
         UserError: The run is too short for a sweep, or no short run has a finite loss.

@@ -12,7 +12,7 @@ from lit_llm.tokenizers import TOKENIZER_FILE
 
 
 def main(words: list[str]) -> int:
-    """Run the command `fit` with its arguments; returns the exit code."""
+    """Run the command `fit` with its arguments `words`; return the exit code."""
     return launch("fit", words, _run)
 
 
@@ -26,17 +26,17 @@ def _run(arguments: Arguments) -> int:
 
 
 def validate(words: list[str]) -> int:
-    """Run the command `validate` with its arguments; returns the exit code."""
+    """Run the command `validate` with its arguments `words`; return the exit code."""
     return launch("validate", words, lambda arguments: _evaluate("validate", arguments))
 
 
 def test(words: list[str]) -> int:
-    """Run the command `test` with its arguments; returns the exit code."""
+    """Run the command `test` with its arguments `words`; return the exit code."""
     return launch("test", words, lambda arguments: _evaluate("test", arguments))
 
 
 def _with_own_tokenizer(arguments: Arguments) -> Arguments:
-    """If flags name other text, add flags for the run's tokenizer, because the recipe may only say how to train one."""
+    """Return `arguments`; if flags name other data for an evaluation, with flags for the tokenizer that the run has used."""
     keys = [item.key for item in arguments.items if isinstance(item, Flag)]
     run, other_text = arguments.value_of("run_dir"), any(key.partition(".")[0] == "data" for key in keys)
     if not run or not other_text or any(key.startswith("data.tokenizer") for key in keys):

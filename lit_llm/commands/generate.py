@@ -43,7 +43,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the prompt and its continuation, token by token; with --chat only the answer, with --prompts JSONL of all."""
+    """Print the continuation of a prompt, or write those of the prompts in the file of --prompts; return the exit code 0."""
     options = own_flags().parse(arguments)
     if options.prompts is not None:
         return _complete(options)
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _complete(options: argparse.Namespace) -> int:
-    """Write the completions of a file of prompts, batch by batch."""
+    """Write the completions of all prompts in the file of --prompts, batch by batch; return the exit code."""
     if options.prompt is not None:
         raise UserError("there is a prompt and a file of prompts: remove --prompt or --prompts")
     if options.replace and options.out is None:
@@ -85,7 +85,7 @@ def _complete(options: argparse.Namespace) -> int:
 
 
 def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
-    """The ids of each prompt. `prompts`: name of the prompt in notes → prompt. Notes are printed on prompts that are cut."""
+    """Return the token ids of each prompt; print a note on each that will be cut. `prompts`: {name in notes: text}."""
     texts, block = {where: model.prompt_ids(prompt, where=where) for where, prompt in prompts.items()}, model.config.block_size
     cut = [f"{name} is cut to the last {block:,} of its {len(ids):,} tokens" for name, ids in texts.items() if len(ids) > block]
     report("\n".join(cut), kind="note")
@@ -93,10 +93,10 @@ def _all_ids(model: TextModel, prompts: dict[str, str]) -> list[list[int]]:
 
 
 def read_prompts(file: Path) -> dict[int, dict[str, Any]]:
-    """The objects of a file of prompts by line number, each with the key "prompt". In plain text an empty line is a prompt.
+    """Return {line number: object with the key "prompt"} of a file of prompts: JSONL, or text with a prompt in each line.
 
     Raises:
-        UserError: The file cannot be read or has no prompts; or a line of JSONL has no prompt, has a completion, or NaN.
+        UserError: The file cannot be read or has no prompts; or a line of JSONL has no "prompt", or has a "completion" or NaN.
     """
     content, records = read_text(file, mend=" (--prompts)"), dict[int, dict[str, Any]]()
     for number, line in enumerate(content.removesuffix("\n").split("\n") if content else [], start=1):

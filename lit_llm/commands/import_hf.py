@@ -65,14 +65,14 @@ def own_flags() -> OwnFlags:
 def import_folder(
     folder: Path, run: Path, *, replace: bool = False, dcp: Path | None = None, experts: int | None = None
 ) -> list[str]:
-    """Write the run folder `run` from the Hugging Face folder `folder`; returns notes for the user, one sentence each.
+    """Write the run folder `run` from the Hugging Face folder `folder`; return notes for the user, one sentence each.
 
-    The checkpoint has weights and the model's settings, at step 0 and in the folder's dtype. config.yaml names the tokenizer.
-    So `validate`, `generate` and `fit --init_from` work with the run. `run` is written completely or not at all.
+    The run has a checkpoint of step 0, with the weights in the folder's dtype and the model's settings, the tokenizer, and a
+    config.yaml, for `validate`, `generate` and `fit --init_from`. `run` is written completely or not at all.
 
     Args:
-        dcp: A DCP folder that has the weights. None: `folder` has them.
-        experts: the number of experts, to make a mixture of a dense model. None: the model stays as it is.
+        dcp: a folder of torch.distributed.checkpoint with the weights. None: the weights are in `folder`.
+        experts: the number of experts, to make a mixture of experts of a dense model. None: the model is not changed.
 
     Raises:
         UserError: `run` exists, `folder` does not exist or is no model of a known family, or tensors are missing.
@@ -144,13 +144,13 @@ def import_folder(
 
 
 def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, experts: int | None) -> list[str]:
-    """Write the run folder `run` from a DCP folder; returns notes for the user, one sentence each.
+    """Write the run folder `run` from a folder of torch.distributed.checkpoint (DCP); return notes for the user.
 
     Args:
         named: the Hugging Face folder with the model's settings. None: the weights are those of a GPT of lit_llm.
 
     Raises:
-        UserError: for the reasons of `import_folder`, or because the folder lacks the settings of its model.
+        UserError: `run` exists, a folder is missing or unsuitable, or the DCP folder lacks the settings of its model.
     """
     if named is not None:
         return import_folder(Path(named), run, replace=replace, dcp=folder, experts=experts)
@@ -173,12 +173,12 @@ def _import_dcp(folder: Path, named: str | None, run: Path, *, replace: bool, ex
 
 
 def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[str, Any], **more: Any) -> None:
-    """Write config.yaml and the checkpoint of step 0 into `partial`, which already has the tokenizer, if there is one.
+    """Write config.yaml and the checkpoint of step 0 into the folder `partial`, which already has the tokenizer, if any.
 
     Args:
         title: a sentence about the model for config.yaml, without its full stop.
-        recipe: the settings for config.yaml.
-        weights: our state_dict, or adapters.
+        recipe: the settings for config.yaml, as nested dicts.
+        weights: {our name: tensor} of a whole model or of adapters.
         more: further entries of the checkpoint.
 
     Raises:
@@ -205,23 +205,23 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """Whether all values are finite, by the smallest and the largest, because these need no copy of the tensor."""
-    values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no such operation
+    """Whether all values of a tensor are finite: whether its smallest and its largest are, whose search needs no copy."""
+    values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no aminmax
     return bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def _tokenizer_in(run: Path) -> dict[str, Any]:
-    """The group `data` of a recipe with the tokenizer of a run folder."""
+    """Return the group `data` for config.yaml, as nested dicts, which names the tokenizer.json in a run folder."""
     tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
     return {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
 
 
 def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool) -> None:
-    """Write the run folder `run` with the adapter in `folder`, a folder of peft, and the name of its base weights.
+    """Write the run folder `run` with the adapter in `folder`, a folder of peft, and the path of its base weights.
 
     Raises:
-        UserError: `named`, the run of the base weights, is None; `run` exists; the adapter does not fit the base, or has a
-            setting that lit_llm's LoRA lacks.
+        UserError: `named`, the run of the base weights, is None; `run` exists; the adapter does not fit these weights, or has
+            a setting that lit_llm's LoRA lacks.
     """
     if named is None:
         raise UserError(f"{folder} is an adapter: name the run folder of its base weights (--init_from)")
@@ -247,7 +247,7 @@ def _import_adapter(folder: Path, named: str | None, run: Path, *, replace: bool
 
 
 def main(arguments: list[str]) -> int:
-    """Import, and print the result and next steps."""
+    """Run the command `import` with its arguments, print what was imported and the next commands, and return the exit code."""
     options = own_flags().parse(arguments)
     folder, run, replace = Path(options.folder), Path(options.out), options.replace
     RunLock(run).refuse_if_held()

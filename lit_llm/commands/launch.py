@@ -1,4 +1,4 @@
-"""The entry of every command that takes a recipe: reports mistyped keys first, and imports torch and Lightning only then."""
+"""Starts every command that takes a recipe: reports mistyped keys first, and imports torch and Lightning only then."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from lit_llm.core.ranks import may_have_peers
 
 
 def launch(command: Command, words: list[str], run: Callable[[Arguments], int], *, own: OwnFlags | None = None) -> int:
-    """Run a command with its arguments; returns the exit code.
+    """Parse the arguments of a command, call `run` with them, and return the exit code.
 
-    `--help [GROUP]` and `--print_config` are answered here.
+    For the flags `--help [GROUP]` and `--print_config`, this function prints the help or the settings instead.
 
     Args:
-        own: the command's flags that are no keys of a recipe. The help lists them, a mistyped key may mean one of them, and
-            their problems are reported with those of the recipe.
-        run: takes the arguments. It must raise UserError if their `reported` is true, as `build` and `parse` do.
+        own: the command's flags that are not keys of a recipe. The help lists these flags, a mistyped key may mean one of
+            them, and problems of these flags are reported together with problems of the recipe.
+        run: does the work, and returns the exit code. It must raise a UserError if `arguments.reported` is true, as `build`
+            and `parse` do.
     """
     try:
         return _launch(command, words, run, own)
@@ -49,5 +50,5 @@ def _launch(command: Command, words: list[str], run: Callable[[Arguments], int],
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()  # if the interpreter's exit does this, its threads occasionally abort a process
+        dist.destroy_process_group()  # at the interpreter's exit, the group's threads occasionally abort a process
     return code

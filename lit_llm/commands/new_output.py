@@ -1,4 +1,4 @@
-"""Output of a command: complete or absent, and nothing is overwritten unless the user says so. This module imports no torch."""
+"""Writes the output files and folders of commands completely or not at all, and overwrites nothing without --replace true."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ REPLACE_HELP = "true: replace an existing file; rename an existing folder to <na
 
 @contextlib.contextmanager
 def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]:
-    """A path to write to. It becomes `out` in one rename when the block ends, and is deleted if the block fails.
+    """Yield a temporary path for the caller to write. When the block ends, the file is renamed to `out`; if it fails, deleted.
 
     Raises:
-        UserError: `out` is a folder, or exists without `replace`; another process writes it; the disk refuses it.
+        UserError: `out` is a folder, or exists without `replace`; another process writes `out`; the disk refuses the file.
     """
     if out.is_dir():
         raise UserError(f"{out} is a folder: give a file ({flag})")
@@ -35,13 +35,13 @@ def new_file(out: Path, *, replace: bool, flag: str = "--out") -> Iterator[Path]
 
 
 def write_new(out: Path, text: str, *, replace: bool, flag: str = "--out") -> None:
-    """Write a text into the file `out` as `new_file` does: completely or not at all."""
+    """Write a text to the file `out`, completely or not at all. Raise a UserError if `out` exists without `replace`."""
     with new_file(out, replace=replace, flag=flag) as partial:
         write_text(partial, text)
 
 
 def new_file_if(out: Path | None, *, replace: bool, flag: str) -> contextlib.AbstractContextManager[Path | None]:
-    """`new_file` for `out`; if `out` is None, a context that gives None."""
+    """Return the context manager `new_file(out)`; if `out` is None, a context manager that yields None."""
     return contextlib.nullcontext() if out is None else new_file(out, replace=replace, flag=flag)
 
 
@@ -49,18 +49,18 @@ def new_file_if(out: Path | None, *, replace: bool, flag: str) -> contextlib.Abs
 def new_folder(
     out: Path, *, replace: bool, sources: Iterable[Path] = (), above: Iterable[Path] = (), resumable: str | None = None
 ) -> Iterator[Path]:
-    """A folder to write into. It becomes `out` when the block ends.
+    """Yield a temporary folder for the caller to write into. When the block ends, the folder is renamed to `out`.
 
     Args:
-        replace: Rename an existing folder to `<name>.1`, …, when the new one is complete.
-        sources: Files and folders that the command reads: `out` must not contain any of them.
-        above: Folders that are read with everything below them: `out` must not lie in one.
-        resumable: A subfolder for finished steps. If the block fails with steps in it, the folder is kept, a line says so,
-            and the next call continues with it. At the end, the subfolder is deleted.
+        replace: Rename an existing folder to `<name>.1`, …, when the new folder is complete.
+        sources: Files and folders that the command reads: `out` must not contain any of these.
+        above: Folders that the command reads with all their subfolders: `out` must not lie in such a folder.
+        resumable: Name of a subfolder for finished steps. If the block fails and the subfolder is not empty, the temporary
+            folder is kept, and the next call yields it again. When the block ends, the subfolder is deleted.
 
     Raises:
-        UserError: `out` is a file, or not empty without `replace`; it contains a source or lies in a folder of `above`; another
-            process writes it; the disk refuses it.
+        UserError: `out` is a file, or a folder that is not empty, without `replace`; `out` contains a source or lies in one of
+            `above`; another process writes `out`; the disk refuses the files.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: give a folder (--out)")
@@ -91,7 +91,7 @@ def new_folder(
 
 @contextlib.contextmanager
 def _kept(partial: Path, resumable: str) -> Iterator[None]:
-    """If the block fails with finished steps, print where they are kept, and that repeating the command continues from them."""
+    """If the `with` block fails and `partial` has finished steps, print that a repeated command continues with these."""
     try:
         yield
     except BaseException as error:
@@ -105,7 +105,7 @@ def _kept(partial: Path, resumable: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(out: Path, flag: str) -> Iterator[None]:
-    """Lock the output `out` for this process: a second process raises a UserError, as far as the file system has locks."""
+    """Lock the path `out` for this process in a `with` block. A second process gets a UserError, if the disk has flock."""
     path, refusal = _beside(out, "lock"), f"another process writes {out}: wait for it, or give another name ({flag})"
     with open(path, "w") as file:
         lock(file, refusal)
@@ -118,7 +118,7 @@ def _lock(out: Path, flag: str) -> Iterator[None]:
 
 
 def lock(file: IO[Any], refusal: str) -> None:
-    """Lock a file until it is closed, as far as the file system has locks. A second lock on it raises a UserError."""
+    """Lock an open file by flock until it is closed. If it is locked already, close it and raise a UserError with `refusal`."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -129,13 +129,15 @@ def lock(file: IO[Any], refusal: str) -> None:
 
 
 def log_beside(out: Path) -> Path:
-    """The path of an output folder's log, beside the folder. It is hidden, because the folder above may be read as text."""
+    """Return the path of the log of the output folder `out`: a hidden file beside it, because commands may read the parent."""
     return _beside(out, "log")
 
 
 def refuse_inside(out: Path, folder: Path, *, flag: str) -> None:
-    """Raises:
-    UserError: `out`, a new file or folder, would lie in `folder`, which the command reads.
+    """Refuse an output in a folder that the command reads.
+
+    Raises:
+        UserError: `out`, a new file or folder, would lie in `folder`.
     """
     if real_path(out).is_relative_to(real_path(folder)):
         raise UserError(f"{out} lies in {folder}, which is read: give a place outside of it ({flag})")
@@ -152,7 +154,7 @@ def _refuse_existing(out: Path, *, replace: bool, flag: str) -> None:
 
 @contextlib.contextmanager
 def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
-    """The hidden path beside `out`, for this process alone. Remains of a killed process are deleted, unless `keep`."""
+    """Yield a hidden path in the parent of `out`, locked for this process. If not `keep`, old content is deleted."""
     partial = _beside(out, "partial")
     try:
         make_folder(partial.parent)
@@ -179,10 +181,10 @@ def _partial(out: Path, flag: str, *, keep: bool = False) -> Iterator[Path]:
 
 
 def _try_disk(folder: Path) -> None:
-    """Write 1 MB and delete it: C code that could not write raises errors that do not tell why.
+    """Write a temporary file of 1 MB, to learn why C code could not write: its errors do not say so.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: The disk refuses the file.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(1_000_000))

@@ -1,4 +1,4 @@
-"""The measurement of `find-batch`: the gradient noise scale at the beginning of a recipe, and a batch that follows from it."""
+"""Measures the gradient noise scale in the first steps of a recipe, and computes a batch size from it, for `find-batch`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ LEAST_STEPS = 100
 
 
 class _FrozenNoise(GradientNoise):
-    """Compares two gradient norms while the weights do not change: that of single micro-batches, the first of each step, and
-    that of the mean gradient of all steps.
+    """Callback for two gradient norms at fixed weights: of a step's first micro-batch, and of the mean gradient of all steps.
 
-    This is far more exact than a training run, which compares the norms within each step. The class is private, so that no
+    This is far more exact than in training, where both norms must come from the same step. The class is private, so that no
     recipe can name it. `first`: the number of optimizer steps before the measurement begins.
     """
 
@@ -48,7 +47,7 @@ class _FrozenNoise(GradientNoise):
         self.samples = (samples, samples * count)
 
     def noise(self) -> Noise:
-        """The measured noise. If no first micro-batch had a target, both values are 0, which change no sum over seeds."""
+        """The measured noise. If no first micro-batch had a target, both estimates are 0, which adds nothing to a sum."""
         if not self.steps:
             return Noise(0.0, 0.0)
         big = (total_norm(self._total).double() / self.steps).square().cpu()
@@ -59,11 +58,11 @@ class _FrozenNoise(GradientNoise):
 
 @dataclass(frozen=True)
 class Noise:
-    """Two estimates, averaged over steps, whose ratio is the noise scale in sequences.
+    """Record of two estimates from gradients, averaged over steps. Their ratio is the noise scale, in sequences.
 
     Attributes:
-        trace: tr(Σ), Σ being the covariance of the gradient of one sequence.
-        square: |G|², G being the expected gradient.
+        trace: tr(Σ), where Σ is the covariance of the gradient of one sequence.
+        square: |G|², where G is the expected gradient.
     """
 
     trace: float
@@ -77,13 +76,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class FoundBatch:
-    """The result of `find_batch`. Batches are in sequences.
+    """Record of the result of `find_batch`. Batches are in sequences.
 
     Attributes:
-        noise: the mean over all seeds.
+        noise: the mean of the noises of all seeds.
         by_seed: the noise of each seed.
-        batch: the advised batch.
-        micro_batch: the recipe's micro-batch, or less if the batch is smaller.
+        batch: the advised global batch.
+        micro_batch: the recipe's micro-batch, or a smaller one if the batch is smaller.
         steps: optimizer steps of each seed: the first half trains, the second measures.
     """
 
@@ -95,21 +94,21 @@ class FoundBatch:
 
 
 def mean_noise(noises: list[Noise]) -> Noise:
-    """The mean over seeds of each of the two estimates. The ratios are not averaged, because their mean would be biased."""
+    """Return the mean of each of the two estimates over `noises`, one per seed. A mean of ratios would be biased."""
     return Noise(sum(noise.trace for noise in noises) / len(noises), sum(noise.square for noise in noises) / len(noises))
 
 
 def measuring_micro_batch(batch: int, micro_batch: int) -> int:
-    """The micro-batch of the measurement: the largest divisor of the batch up to the recipe's micro-batch and a quarter of the
-    batch, but at least 1.
+    """Return the micro-batch for measuring, in sequences: the largest divisor of `batch` that exceeds neither `micro_batch`,
+    the recipe's, nor a quarter of `batch`; at least 1.
     """
     return batch_sizes.micro_batch(batch, min(micro_batch, max(1, batch // 4)), 1)
 
 
 def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, int]:
-    """The batch of whole micro-batches on all devices that is nearest to a noise scale, and its micro-batch.
+    """Return (global batch nearest to a noise scale, its micro-batch), in sequences, with whole micro-batches on each device.
 
-    The micro-batch is smaller than the recipe's only if the batch is smaller than one micro-batch on each device.
+    The micro-batch is `micro_batch`, the recipe's, unless the batch is smaller than one such micro-batch on each device.
     """
     unit = micro_batch * devices
     if scale >= unit:
@@ -119,15 +118,14 @@ def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, in
 
 
 def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[[str], None] = lambda text: None) -> FoundBatch:
-    """For each seed, train like the run in the first half of `steps`, then measure at fixed weights in the second half.
+    """Return the noise scale and a batch: for each seed, train as `fit` for half of `steps`, then measure at fixed weights.
 
     Args:
         steps: optimizer steps of each seed. None: a tenth of the run, at least `LEAST_STEPS`.
-        say: takes a line about each seed.
+        say: prints a line about each seed.
 
     Raises:
-        UserError: the data module has no batch size, or one of a single sequence; a loss is not finite; the noise hides the
-            gradient.
+        UserError: the data module has no global_batch_size, or it is 1; a loss is not finite; the noise hides the gradient.
     """
     batch = getattr(runs.data, "global_batch_size", None)
     if batch is None:

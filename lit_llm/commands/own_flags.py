@@ -1,4 +1,4 @@
-"""Flags that belong to one command, beside those of a recipe or instead of them. This module imports no torch."""
+"""Parses the flags that one command has, beside the flags of a recipe or instead of them. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Settings = TypeVar("Settings")
 
 
 class OwnFlags(argparse.ArgumentParser):
-    """Flags of a command. Mistakes raise UserError, one sentence each.
+    """Parser of one command's own flags. Mistakes of the user raise UserError, one sentence each.
 
     Args:
         command: the command's name.
-        alone: whether the command takes no recipe, so that `parse` refuses other words, and `--help` prints these flags.
-        options: those of argparse.ArgumentParser.
+        alone: whether the command takes no recipe. `--help` then prints these flags only.
+        options: arguments of argparse.ArgumentParser.
     """
 
     def __init__(self, command: str = "", *, alone: bool = False, **options: Any) -> None:
@@ -33,7 +33,7 @@ class OwnFlags(argparse.ArgumentParser):
         self._flags: dict[str, argparse.Action] = {}
         self._ranges: dict[str, Domain] = {}
         self.problems: list[str] = []
-        """One sentence for each number that is outside the range of its flag. `split` sets this list."""
+        """One sentence for each given number outside the range of its flag. `split` sets this list."""
         options.setdefault("prog", f"python -m lit_llm {command}")
         super().__init__(allow_abbrev=False, add_help=alone, formatter_class=shown, **options)
         self.register("type", int, whole_number)
@@ -43,7 +43,7 @@ class OwnFlags(argparse.ArgumentParser):
         """Add a flag as argparse does. With `type=bool` it is a switch: `--x` and `--x true` are the same.
 
         Args:
-            options: those of argparse, and `range`: the range of a number, which also decides its type.
+            options: arguments of argparse, and `range`: a Domain of numbers, which also decides the type, int or float.
         """
         domain: Domain | None = options.pop("range", None)
         if domain is not None:
@@ -57,11 +57,13 @@ class OwnFlags(argparse.ArgumentParser):
         return action
 
     def described(self) -> dict[str, tuple[str, str]]:
-        """The default and the help of each flag, by name."""
+        """Return {name of a flag: (default as text, help)}."""
         return {name.lstrip("-"): (str(each.default).lower(), each.help or "") for name, each in self._flags.items()}
 
     def split(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """(the values of these flags, with the whole command as it was typed under ``command``; the other words).
+        """Return (values of these flags, and under ``command`` the whole command line; words that are not these flags).
+
+        Values outside a `range` become sentences in `self.problems`.
 
         Raises:
             UserError: A value is missing or of the wrong type.
@@ -92,10 +94,10 @@ class OwnFlags(argparse.ArgumentParser):
         return values, others
 
     def parse(self, words: list[str]) -> argparse.Namespace:
-        """The values of these flags, which are all that the command takes.
+        """Return the values of these flags, for a command that takes no other words.
 
         Raises:
-            UserError: A value is missing or wrong, or a word is not one of these flags.
+            UserError: A value is missing or wrong, or a word is none of these flags.
         """
         self.refuse_unknown([word for word in underscored(words) if is_flag(word)])
         values, others = self.split(words)
@@ -104,8 +106,10 @@ class OwnFlags(argparse.ArgumentParser):
         return values
 
     def refuse_unknown(self, words: list[str]) -> None:
-        """Raises:
-        UserError: Some of `words` are not flags of this command. The error names the most similar flags.
+        """Refuse words that are not flags of this command.
+
+        Raises:
+            UserError: Some of `words` are no such flags. The message names similar flags.
         """
         known = {flag.lstrip("-"): flag for flag in sorted(self._flags)}
         problems = []
@@ -138,7 +142,7 @@ whole_number, number = _reader(int, "a whole number"), _reader(float, "a number"
 
 
 def true_or_false(text: str) -> bool:
-    """Read the text of a switch, "true" or "false". Any other text is an argparse error."""
+    """Return the bool that a flag's text, "true" or "false", means. Any other text raises an ArgumentTypeError."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"is {text!r}, it must be true or false")
     return text == "true"
@@ -154,10 +158,10 @@ _TYPES: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def add_field_flags(flags: OwnFlags, cls: type) -> None:
-    """Add ``--config``, a YAML file, and a flag for each field of the dataclass ``cls``. A flag overrides the file.
+    """Add ``--config``, a YAML file of settings, and a flag for each field of the dataclass ``cls``. Flags override the file.
 
-    The metadata of a field are `help`, and `flag`: the name as a flag and in YAML, if that is not the field's name. A dot in a
-    name is a level of the YAML file. Types: bool, int, float, str, each perhaps with None, and tuple[str, ...].
+    Metadata of a field: `help`, and `flag`, the name of its flag and YAML key, or None for the field's name. A dot in a name is
+    a level of the YAML file. Types of fields: bool, int, float, str, each perhaps with None, and tuple[str, ...].
     """
     flags.add_argument("--config", type=Path, default=argparse.SUPPRESS, help="YAML file of settings; flags override it")
     hints = get_type_hints(cls)
@@ -177,10 +181,10 @@ def add_field_flags(flags: OwnFlags, cls: type) -> None:
 
 
 def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tuple[argparse.Namespace, Settings]:
-    """(the values of the flags; the settings `cls` from the flags and the file of `--config`, where flags have precedence).
+    """Return (values of all flags; an object of the dataclass `cls` from the file of --config, overridden by flags).
 
     Raises:
-        UserError: A word is wrong, or the file cannot be read, has another key, or a value of another type.
+        UserError: A word is wrong, or the file cannot be read, has an unknown key, or a value of a wrong type.
     """
     own = flags.parse(words)
     if "config" in own:
@@ -193,7 +197,7 @@ def parse_settings(flags: OwnFlags, cls: type[Settings], words: list[str]) -> tu
 
 
 def _words_of(path: Path) -> list[str]:
-    """The settings of a YAML file as flags."""
+    """Return the settings in a YAML file as words of a command line: --key=value, or --key and values for a list."""
     try:
         tree = read_yaml_file(path)
     except (InvalidYaml, OSError) as error:
@@ -208,7 +212,7 @@ def _words_of(path: Path) -> list[str]:
 
 
 def _kind(hint: Any) -> tuple[type, bool, bool]:
-    """The type of a field's values, whether a value may be None, and whether there may be several."""
+    """Return (type of a field's values, whether a value may be None, whether the field is a tuple) from its annotation."""
     if get_origin(hint) is tuple:
         return get_args(hint)[0], False, True
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]

@@ -1,4 +1,4 @@
-"""`python -m lit_llm plan`: the budget of a run before it starts, from the recipe that `fit` takes."""
+"""`python -m lit_llm plan`: the memory, time and cost of a run before its start, from the recipe that `fit` takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lit_llm.plan.speed import SAVE_GBPS, with_slowness
 from lit_llm.runs.run_folder import CONFIG, expanded
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Shortest time between two lines of progress while combinations are planned."""
+"""Shortest time, in seconds, between two printed lines of progress while combinations are planned."""
 
 
 def own_flags() -> OwnFlags:
@@ -95,7 +95,7 @@ def own_flags() -> OwnFlags:
 
 
 def main(words: list[str]) -> int:
-    """Print the plan; returns 0, or 1 if the run does not fit, or nothing meets the given limits."""
+    """Print the plan of a run; return 1 if the run does not fit the devices, or no combination meets the limits, else 0."""
     flags = own_flags()
     if {"--help", "-h"} & set(words):
         flags.print_help()
@@ -106,7 +106,8 @@ def main(words: list[str]) -> int:
     source = _source(own)
     if own.from_run is not None and source is not None:
         # the words that name the run's recipe, without its folder: nothing is resumed
-        recipe = ["--config", str(source.run / CONFIG), *(flag.word for flag in own_tokenizer(source.run)), *recipe]
+        tokenizer = [f"--{flag.key}={flag.value}" for flag in own_tokenizer(source.run)]
+        recipe = ["--config", str(source.run / CONFIG), *tokenizer, *recipe]
     if not recipe and (own.flops is not None or own.days is not None):
         refuse(flags.problems)
         return _without_recipe(own, flags)
@@ -115,7 +116,7 @@ def main(words: list[str]) -> int:
 
 
 def _source(own: argparse.Namespace) -> MeasuredRun | None:
-    """The run or certificate whose speed the plan uses; None if no flag names one. A certificate also sets `own.save_gbps`."""
+    """Return the run or certificate whose speed the plan uses, or None without a flag. A certificate sets `own.save_gbps`."""
     given = [flag for flag in ("from_certificate", "from_run", "mfu") if getattr(own, flag) is not None]
     if len(given) > 1:
         raise UserError(f"--{given[1]} and --{given[0]} both decide the speed; give one of them (--{given[0]})")
@@ -134,7 +135,7 @@ NO_SPEED = "--days needs hardware whose dense peak is known (--hardware h100-sxm
 
 
 def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
-    """Print the compute-optimal models of a budget, which needs no recipe; returns 0."""
+    """Print the compute-optimal models of a budget in FLOPs or days, without a recipe; return the exit code 0."""
     others = [name for name, value in vars(own).items() if name not in WITHOUT_RECIPE and value != flags.get_default(name)]
     refuse([f"--{name} needs a recipe (--config)" for name in others])
     hardware = None if own.hardware is None else _hardware(own.hardware)
@@ -149,12 +150,12 @@ def _without_recipe(own: argparse.Namespace, flags: OwnFlags) -> int:
 
 
 def _hardware(name: str | None) -> Hardware:
-    """The hardware that `--hardware` names: None or "auto" is this machine, whose speed "auto" measures."""
+    """Return the hardware that `--hardware` names. None: this machine. "auto": this machine, with its speed measured now."""
     return this_machine(measure=name == "auto") if name in (None, "auto") else find(name)
 
 
 def _options(own: argparse.Namespace, measured: MeasuredRun | None = None) -> Options:
-    """The assumptions of the plan, as the flags give them."""
+    """Return the assumptions of the plan that the flags set. `measured`: a measured run or certificate for the speed."""
     given = {each.name: getattr(own, each.name) for each in fields(Options) if getattr(own, each.name, None) is not None}
     return Options(**given, price_usd_hour=own.price, served_tokens=own.serve_tokens, measured=measured)
 

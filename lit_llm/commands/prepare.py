@@ -1,4 +1,4 @@
-"""`python -m lit_llm prepare`: tokenise text into shards, and write beside them what a teacher predicts."""
+"""`python -m lit_llm prepare`: tokenise text into shards. With `--teacher`, also write a teacher's predictions beside them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """Run the command `prepare` with its arguments; returns the exit code.
+    """Run the command `prepare` with its arguments `words`; return the exit code.
 
-    `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`; `--data.paths` alone means `TextFiles`.
+    `--chat_template VALUE` is short for `--data ChatFiles --data.chat_template VALUE`. Without `--data`, `--data.paths` implies
+    `--data TextFiles`.
     """
     flags = OwnFlags("prepare")
     text = "Conversations: short for --data ChatFiles --data.chat_template (docs/chat.md)."
@@ -113,11 +114,11 @@ def _run(arguments: Arguments, own: argparse.Namespace) -> int:
 
 
 def _blocks(data: TokenDataModule) -> str:
-    """The flags of `fit` for the block size and the packing with which the teacher has read the data."""
+    """Return the flags of `fit`, as text, for the block size and the packing of the blocks that the teacher has read."""
     return f" --data.block_size {data.block_size} --data.packing {data.packing}"
 
 
 def _ids(manifest: Manifest) -> str:
-    """The ids with which documents begin and end, as a text."""
+    """Return the end of a sentence about documents: the token ids with which each document begins and ends."""
     begins = "begin with their text" if manifest.bos_id is None else f"begin with id {manifest.bos_id}"
     return f"{begins} and end with id {manifest.eos_id}"

@@ -25,7 +25,7 @@ _SIBLING = re.compile(r"^\s*from \.(\w+) import", re.M)
 
 
 def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
-    """The parser of the command, and the parsers of its subcommands."""
+    """Return (parser of the command `recipes`, {name of a subcommand: its parser})."""
     parser = OwnFlags("recipes", alone=True, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
@@ -45,7 +45,7 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command `recipes` with its arguments; returns the exit code."""
+    """Run the command `recipes` with its arguments; return the exit code."""
     parser, commands = _parsers()
     own, rest = parser.parse_known_args(arguments or ["list"])
     if own.command != "show":
@@ -76,7 +76,7 @@ def _known(name: str) -> Path:
 
 
 def table() -> list[dict[str, str]]:
-    """For each recipe its name, its title and the facts in its header. Overlays are not included."""
+    """Return a dict for each shipped recipe: its name, its title, and facts of its header (`FACTS`). Overlays are left out."""
     return [
         {
             "name": name,
@@ -105,7 +105,7 @@ def _diff(one: str, other: str) -> None:
     from lit_llm.reporting.plan_text import table_rows
 
     paths = [_known(name) for name in (one, other)]
-    if real_path(paths[0]) == real_path(paths[1]):  # a copy in this project: its name alone is the shipped recipe here
+    if real_path(paths[0]) == real_path(paths[1]):  # a project has a copy: then the bare name means the shipped recipe
         names = (None if name.endswith(".yaml") else in_folder(SHIPPED, name) for name in (one, other))
         paths = [name or path for name, path in zip(names, paths, strict=True)]
     a, b = (dict(leaves(read_yaml(resolved(["--config", str(path)])))) for path in paths)
@@ -157,14 +157,14 @@ def _copy(name: str, project: Path, *, callbacks: str | None, only: str | None, 
 
 
 def _callback_files(only: str | None) -> dict[str, bytes]:
-    """Name → content of the files of the callbacks' folder.
+    """Return {file name: content} for files of the folder `callbacks`.
 
     Args:
-        only: public names, separated by commas: take the files that define them, the files that these import, and an
-            `exports.py` with these names alone. None: every file.
+        only: names of callbacks, separated by commas: take only the files that define them, the files that those import, and
+            an `exports.py` with these names. None: take every file.
 
     Raises:
-        UserError: A name is unknown.
+        UserError: A name in `only` is unknown.
     """
     texts = {path.name: path.read_text() for path in sorted(CALLBACKS.glob("*.py"))}
     if only is not None:

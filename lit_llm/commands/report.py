@@ -1,7 +1,9 @@
-"""`python -m lit_llm report`: one HTML file about one run, or several runs compared; the curve of a run as a CSV."""
+"""`python -m lit_llm report`: one HTML page about one run or a comparison of runs; also writes the figures as a CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, and print the ranking of several runs."""
+    """Write the HTML page and the CSV that the flags name, print a ranking of several runs, and return the exit code."""
     flags = OwnFlags("report", alone=True, description=__doc__)
     flags.add_argument("--run", action="append", help="run folder, like runs/quickstart; several are compared")
     flags.add_argument(
@@ -28,7 +30,7 @@ def main(arguments: list[str]) -> int:
         help="instead: run folders, or folders of them, like runs/sweep; any number, as a ranking",
     )
     flags.add_argument("--out", type=Path, help="the HTML file; it needs no other file and no network")
-    flags.add_argument("--csv", type=Path, help="the run's curve, which `fit --check_against` reads")
+    flags.add_argument("--csv", type=Path, help="the run's curve, for `fit --check_against`; of several runs, a row for each")
     flags.add_argument(
         "--note", action="append", default=[], metavar="NAME=TEXT", help="a line for the head of the CSV: hardware='one H100'"
     )
@@ -46,20 +48,21 @@ def main(arguments: list[str]) -> int:
     if own.check_against is None and own.check_tolerance is not None:
         raise UserError("check_tolerance has no effect without a curve (--check_against)")
     if own.out is None and own.csv is None:
-        raise UserError("name the file to write: the page (--out), or the curve of a run (--csv)")
-    if several and own.csv is not None:
-        raise UserError("csv is the curve of one run, but several are given (--run)")
-    if own.csv is not None:
+        raise UserError("name the file to write: the page (--out), or figures (--csv)")
+    if several and own.note:
+        raise UserError("note is for the CSV of one run, but several are given (--run)")
+    if own.csv is not None and not several:
         _write_curve(own.run[0], own.csv, own.note, replace=own.replace)
-    if own.out is not None:
+    if own.out is not None or several:
         for line in _compare(own) if several else _report(own):
             print(line)
+    if own.out is not None:
         print(f"Wrote {own.out}. Open it in a browser.")
     return 0
 
 
 def _write_curve(name: str, out: Path, notes: list[str], *, replace: bool) -> None:
-    """Write the curve of a run as a CSV. Its head has facts about the run, and `notes` by the user, such as the hardware."""
+    """Write the curve of the run `name` as a CSV to `out`. Its head has facts about it, and the user's `notes`, NAME=TEXT."""
     from lit_llm.checkpoint.disk_format import read_manifest
     from lit_llm.runs.curve import versions_text
     from lit_llm.runs.loaded_run import LoadedRun
@@ -100,8 +103,9 @@ def _report(own: Namespace) -> Iterator[str]:
 
 
 def _compare(own: Namespace) -> Iterator[str]:
-    """Write the page of several runs, and yield the lines of the ranking and the most important notes."""
+    """Write the page and the CSV of several runs, and yield the lines of the ranking and the most important notes."""
     from lit_llm.reporting.comparison_page import MOST_NOTES, comparison_page, notes, rankings
+    from lit_llm.reporting.ranking import csv_rows
     from lit_llm.reporting.run_curves import RunCurves, named
     from lit_llm.reporting.sweep_runs import named_run, sweep_runs
 
@@ -109,22 +113,30 @@ def _compare(own: Namespace) -> Iterator[str]:
         named_run(run)
     loaded, left_out = sweep_runs(own.compare or own.run)
     names = named([run.path for run in loaded])
-    comparison = rankings([RunCurves(run, name) for run, name in zip(loaded, names, strict=True)])
+    curves = [RunCurves(run, name) for run, name in zip(loaded, names, strict=True)]
+    comparison = rankings(curves)
     said = notes(comparison, left_out)
-    write_new(own.out, comparison_page(comparison, own.command, said), replace=own.replace)
+    if own.out is not None:
+        write_new(own.out, comparison_page(comparison, own.command, said), replace=own.replace)
+    if own.csv is not None:
+        csv.writer(text := io.StringIO(), lineterminator="\n").writerows(csv_rows(curves))
+        write_new(own.csv, text.getvalue(), replace=own.replace, flag="--csv")
     for ranking in comparison:
         if ranking.condition:
             yield f"{ranking.condition}:"
         yield from _places(ranking, of_several=len(comparison) > 1)
-    yield from (f"note: {sentence}" for sentence in said[:MOST_NOTES])
-    if len(said) > MOST_NOTES:
-        yield f"{counted(len(said) - MOST_NOTES, 'more note')} in the page."
+    shown = len(said) if own.out is None else MOST_NOTES
+    yield from (f"note: {sentence}" for sentence in said[:shown])
+    if len(said) > shown:
+        yield f"{counted(len(said) - shown, 'more note')} in the page."
+    if own.csv is not None:
+        yield f"Wrote {counted(len(curves), 'run')} to {own.csv}."
 
 
 def _places(ranking: Ranking, *, of_several: bool) -> Iterator[str]:
-    """Yield a line for each setting: its place, its value and the step of the value.
+    """Yield a line of text for each entry of a ranking: its place, its name, its value and the step of the value.
 
-    A single setting has no place. If there are several rankings (`of_several`), its line says why.
+    The only entry of a ranking has no place. If there are several rankings (`of_several`), its line says why.
     """
     why = " (no place: no other run has this task, text and tokenizer)" if of_several else ""
     for i, place in enumerate(ranking.places, 1):

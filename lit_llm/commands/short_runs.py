@@ -1,4 +1,4 @@
-"""Short runs of a recipe for commands that look for a setting. They write nothing: no run folder, checkpoint or log."""
+"""Short runs of a recipe for `find-lr` and `find-batch`. The runs write nothing: no run folder, checkpoint or log."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _QUIET: dict[str, Any] = {
 }
 
 Planned = Callable[[int, float], float]
-"""A function of (number of the update, configured rate) that returns the rate by the recipe's schedule."""
+"""A function of (number of the update from 1 on, configured rate) that returns the rate by the recipe's schedule."""
 Rate = Callable[[int, str, float, Planned], float]
-"""A function that returns the rate of a parameter group. Its arguments: the number of the update, the option that sets the
-group's rate (`lr`, `adamw_lr`), the value of this option, and the schedule."""
+"""A function that returns the rate of a parameter group. Its arguments: the number of the update from 1 on, the option that
+sets the group's rate (`lr`, `adamw_lr`), the value of this option, and the schedule."""
 Ends = Callable[[Sequence[float]], bool]
-"""A function that is called after each step with the losses so far, and returns whether the run ends."""
+"""A function that gets the losses of all steps so far, after each step, and returns whether to end the run."""
 
 
 def _not_finite(losses: Sequence[float]) -> bool:
@@ -50,24 +50,24 @@ def _not_finite(losses: Sequence[float]) -> bool:
 
 
 class ShortRuns:
-    """Runs the beginning of a recipe again and again, with other rates and seeds.
+    """Trainer of short runs: each trains a recipe's model from the start for some steps, with given learning rates and seed.
 
-    Model, data, optimizer, precision, accumulation and clipping are the recipe's, on one device. Parts that do not change the
-    weights are left out: validation, samples, checkpoints, logging, an average of the weights. So are the spike guard, which
-    would hide a rate that is too high, a ramp of the batch, and the user's own callbacks.
+    Model, data, optimizer, precision, accumulation and clipping are the recipe's, on one device. Callbacks that do not change
+    the weights are left out: validation, samples, checkpoints, logging, EMA. Also left out are the spike guard, which would
+    hide a rate that is too high, a batch ramp, and the user's own callbacks.
 
     Attributes:
-        rates: option of the optimizer → the recipe's rate. Two for MuonAdamW: lr (Muon) and adamw_lr.
-        steps: optimizer steps of the recipe's run.
-        done: optimizer steps of all short runs so far.
-        devices: the number of the recipe's devices, of which one is used.
+        rates: {option of the optimizer: the recipe's rate}. MuonAdamW has two options: lr (Muon) and adamw_lr.
+        steps: number of optimizer steps of the recipe's run.
+        done: number of optimizer steps of all short runs so far.
+        devices: the number of the recipe's devices. Short runs use one device.
         from_weights: whether the run starts from trained weights (`init_from`).
         has_adapters: whether the run trains adapters (`lora`).
-        data_options: arguments of the data module that further runs use instead of the recipe's.
+        data_options: {argument of the data module: value that later runs use instead of the recipe's}.
 
     Raises:
-        UserError: `fit` would refuse the recipe (one sentence a line), the run has no length, the optimizer no option `lr`, or
-            the schedule is `Decay`.
+        UserError: `fit` would refuse the recipe; the number of steps is not set; the optimizer has no option `lr`; the schedule
+            is `Decay`.
     """
 
     def __init__(self, arguments: Arguments) -> None:
@@ -95,11 +95,11 @@ class ShortRuns:
             raise UserError(f"{self.class_path} has no option lr, so there is no rate to find (--optimizer)")
 
     def tenth(self, least: int) -> int:
-        """A tenth of the run's steps, but at least `least` and at most all."""
+        """Return a tenth of the steps of the recipe's run, but at least `least`, and at most all steps."""
         return min(self.steps, max(least, round(0.1 * self.steps)))
 
     def sweep(self, key: str, rates: Sequence[float], ends: Ends, *, seed: int) -> list[float]:
-        """Losses of a run in which the rate `key` has one of `rates` at each step. The optimizer's other rates are constant."""
+        """Return the losses of a run whose rate `key` is `rates[i]` in step i + 1; others stay. It ends if `ends(losses)`."""
 
         def rate(t: int, of: str, configured: float, planned: Planned) -> float:
             return configured * (rates[t - 1] / rates[0] if of == key else 1.0)
@@ -107,7 +107,7 @@ class ShortRuns:
         return self._run({key: rates[0]}, seed, len(rates), rate, ends)
 
     def probe(self, rates: dict[str, float], steps: int, *, seed: int, observers: Sequence[Callback] = ()) -> list[float]:
-        """Losses of a run of `steps` steps, with the whole schedule compressed into them. An infinite or NaN loss ends it."""
+        """Return the loss of each step of a run whose schedule is compressed to `steps` steps. Infinity or NaN ends it."""
 
         def compressed(t: int, of: str, configured: float, planned: Planned) -> float:
             return planned(max(1, round(t * self.steps / steps)), configured)
@@ -124,11 +124,13 @@ class ShortRuns:
         ends: Ends = _not_finite,
         frozen_after: int | None = None,
     ) -> list[float]:
-        """Losses of the first `steps` steps of the recipe's run, with its schedule as it is.
+        """Return the loss of each of the first `steps` steps of the recipe's run, with the recipe's schedule.
 
         Args:
-            rates: option of the optimizer → rate that replaces the recipe's. None: all rates are the recipe's.
-            frozen_after: the step after which the weights no longer change. None: they always change.
+            observers: callbacks that observe the run.
+            rates: {option of the optimizer: rate that replaces the recipe's}. None: all rates are the recipe's.
+            ends: function of the losses so far that says whether the run ends early.
+            frozen_after: the step after which all rates are 0, so that weights do not change. None: no such step.
         """
         end = self.steps if frozen_after is None else frozen_after
 
@@ -157,7 +159,7 @@ class ShortRuns:
 
     @contextmanager
     def _built(self, rates: dict[str, float], seed: int, limits: dict[str, Any]) -> Iterator[RunObjects]:
-        """Build the recipe with these rates, and with other weights and another order of the data for each seed.
+        """Yield the objects of the recipe, built with these rates. Each seed gives other initial weights and other data order.
 
         `limits`: arguments of the Trainer that replace the recipe's.
         """
@@ -177,7 +179,7 @@ class ShortRuns:
 
 
 def _steps_of(built: RunObjects) -> int:
-    """Optimizer steps of the recipe's run; -1 if the settings give no length."""
+    """Return the number of optimizer steps of the recipe's run; -1 if neither max_steps nor max_epochs is set."""
     data, limits = built.datamodule, built.config.trainer
     if isinstance(data, TokenDataModule) and limits.max_epochs not in (None, -1):
         data.prepare_data()
@@ -187,7 +189,7 @@ def _steps_of(built: RunObjects) -> int:
 
 
 class _Steered(Callback):
-    """Sets the rates before each step, and records the step's loss, or a neighbour's if the step has no targets."""
+    """Callback that sets the rates of each step, and records the step's loss, or a neighbour's if the step has no targets."""
 
     def __init__(self, rate: Rate, planned: Planned, keys: tuple[str, ...], steps: int, ends: Ends) -> None:
         self.rate, self.planned, self.keys, self.steps, self.ends = rate, planned, keys, steps, ends
@@ -216,10 +218,10 @@ class _Steered(Callback):
 
 
 def option_of(group: dict[str, Any], keys: Sequence[str]) -> str:
-    """The option that sets the rate of a parameter group: `adamw_lr` for the AdamW groups of MuonAdamW, otherwise `lr`."""
+    """Return the option that sets the rate of a parameter group: `adamw_lr` for AdamW groups of MuonAdamW, otherwise `lr`."""
     return "adamw_lr" if "adamw_lr" in keys and group.get("algorithm") == "adamw" else "lr"
 
 
 def overlay_text(settings: dict[str, Any], command: str) -> str:
-    """An overlay with these settings, and a comment with the command that found them."""
+    """Return the YAML text of an overlay with these settings, below a comment with the command line that found them."""
     return "".join(f"# {line}\n" for line in command.splitlines()) + dump_yaml(settings)

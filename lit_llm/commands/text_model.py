@@ -1,4 +1,4 @@
-"""Shared by the commands that write text: flags, the model of a run with its tokenizer, and the form of its prompts."""
+"""What `generate` and `chat` share: their flags, and the model of a run with its tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line 
 
 
 def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) -> None:
-    """Add the flags of model and sampling."""
+    """Add the flags of model and sampling. `max_new_tokens`: default of the flag of this name; `most_help`: its help."""
     flags.add_argument("--run", required=True, help="run folder, like runs/quickstart")
     flags.add_argument(
         "--prefix_token_ids",
@@ -53,17 +53,18 @@ def add_flags(flags: OwnFlags, *, max_new_tokens: int | None, most_help: str) ->
 
 
 def for_output(text: str, file: TextIO | None = None) -> str:
-    """The text; if `file` (or standard output) is a terminal, control characters are shown like `\\x1b` and not sent."""
+    """Return `text` for `file` (None: standard output): for a terminal, with control characters written like `\\x1b`."""
     return _CONTROL.sub(lambda each: rf"\x{ord(each[0]):02x}", text) if (file or sys.stdout).isatty() else text
 
 
 @dataclass
 class TextModel:
-    """A run that continues prompts. Its weights are loaded by `load`, after all that may be refused without them.
+    """Model of a run with its tokenizer, to continue prompts. `load` loads the weights, after `of` has checked flags.
 
     Attributes:
-        chat: writes prompts in the form of the run's chat template. None: prompts are text to continue.
-        stop_id: the id that ends a text.
+        chat: encodes messages in the form of the run's chat template. None: prompts are text to continue.
+        stop_id: the id that ends a text; None: no id does.
+        texts: the loaded model; None before `load`.
     """
 
     options: argparse.Namespace
@@ -78,10 +79,11 @@ class TextModel:
 
     @classmethod
     def of(cls, options: argparse.Namespace, *, chat: bool) -> TextModel:
-        """The run that the flags name.
+        """Read tokenizer and settings of the run that the flags in `options` name. `chat`: use the run's chat template.
 
         Raises:
-            UserError: There is no such device or run, or its files do not fit together; `NoChatTemplate` if `chat` needs one.
+            UserError: The device or the run does not exist, or the run's files do not fit together.
+            NoChatTemplate: `chat` is true, but the run has no chat template.
         """
         options.device = chosen_device(options.device)
         refuse(filter(None, [device_problem(options.device)]))
@@ -104,18 +106,20 @@ class TextModel:
         return cls(options, checkpoint, saved, tokenizer, config, sampling, encoder, stop_id)
 
     def load(self) -> None:
-        """Raises:
-        UserError: The checkpoint is damaged, or its base weights are missing.
+        """Load the weights of the checkpoint.
+
+        Raises:
+            UserError: The checkpoint is damaged, or its base weights are missing.
         """
         options = self.options
         model = load_model(self.checkpoint, options.device, base=named_base(options.init_from), average=options.ema)
         self.texts = Texts(model)
 
     def prompt_ids(self, prompt: str, *, where: str = "the prompt (--prompt)") -> list[int]:
-        """Ids of a user's message, or of a text to continue.
+        """Return the ids of `prompt`: with a chat template a user's message, else text to continue. `where` names it in errors.
 
         Raises:
-            UserError: for the reasons of `chat_ids`, or because there is no id to start from.
+            UserError: the template refuses the prompt; it leaves no room for an answer; or it is empty, without an id to start.
         """
         if self.chat is not None:
             return self.chat_ids([{"role": "user", "content": prompt}], where=where)
@@ -123,10 +127,10 @@ class TextModel:
         return prompt_ids(self.tokenizer, prompt, prefix=prefix)
 
     def chat_ids(self, messages: list[dict[str, str]], *, where: str, mend: str = "shorten it") -> list[int]:
-        """Ids of messages up to an answer.
+        """Return the ids of a conversation up to the beginning of an answer. `where`, `mend`: its name and a remedy for errors.
 
         Raises:
-            UserError: The template refuses them, or there is no room for an answer: cutting them would lose their beginning.
+            UserError: The template refuses the messages, or the model's block size leaves no room for an answer.
         """
         assert self.chat is not None
         ids, block = self.chat.prompt_ids(messages, where=where), self.config.block_size
@@ -135,12 +139,12 @@ class TextModel:
         return ids
 
     def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
-        """`generate_all` for prompts, each with a seed of its own. `first`: the number of the first prompt, for its seed."""
+        """Yield (index of a prompt, its next id), at most `most` for each. Prompt i has the seed of the number `first` + i."""
         assert self.texts is not None
         samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
         size, stop_id = self.tokenizer.vocab_size, self.stop_id
         return generate_all(self.texts, prompts, max_new_tokens=most, samplings=samplings, stop_id=stop_id, vocab_size=size)
 
     def pieces(self, prompt: list[int], *, most: int, number: int = 0) -> Iterator[str]:
-        """The text that continues one prompt, piece by piece."""
+        """Yield the continuation of one prompt, of at most `most` tokens, as pieces of text. `number` changes the seed."""
         return text_pieces(self.tokenizer, (token for _, token in self.continued([prompt], most=most, first=number)))

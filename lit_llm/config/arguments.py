@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lit_llm.config import dial
-from lit_llm.config.groups import CLASSES, GROUPS, OPTIONS
+from lit_llm.config.groups import OPTIONS
 from lit_llm.config.recipe_files import content_of, find_recipe, with_base
 from lit_llm.core.errors import UserError, not_utf8
-from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, as_flag, dump_yaml, read_yaml
+from lit_llm.core.yaml_reading import InvalidYaml, NotYaml, read_yaml
 from lit_llm.runs.run_folder import CONFIG, config_of, expanded
 
 COMMAND_LINE = "the command line"
@@ -31,19 +31,15 @@ _SWITCHES = (PRINT_CONFIG, *(option.name for option in OPTIONS if option.type is
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag. `value` is None for the few flags that need none, such as --help."""
+    """Record of a flag: its key, without dashes, and its value as text; None for a flag that needs no value, such as --help."""
 
     key: str
     value: str | None
 
-    @property
-    def word(self) -> str:
-        return f"--{self.key}" if self.value is None else f"--{self.key}={self.value}"
-
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """One YAML file and its content, without `base`."""
+    """Record of a recipe file: its path, as messages name it, and its settings as nested dicts, without the key `base`."""
 
     path: str
     content: dict[str, Any]
@@ -51,12 +47,12 @@ class RecipeFile:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One value that the user gives: a leaf of a recipe file, or a flag.
+    """Record of one setting that a recipe file or a flag gives: its key, its value, and where it was given.
 
     Attributes:
-        key: dotted, without `class_path` and `init_args`, as the flag is called.
+        key: dotted key without `class_path` and `init_args`: the name of the setting's flag.
         origin: the recipe file, or `COMMAND_LINE`.
-        source: position of the recipe file among the arguments, or `FLAGS`.
+        source: index of the recipe file in `Arguments.items`; `FLAGS` for every flag.
     """
 
     key: str
@@ -64,24 +60,22 @@ class Assignment:
     origin: str
     source: int = FLAGS
 
-    def as_flag(self) -> str:
-        return f"--{self.key}={as_flag(self.value)}"
-
     @property
     def where(self) -> str:
+        """The end of a message about the setting: its flag and its origin, in brackets."""
         return f"(--{self.key}, in {self.origin})"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a command.
+    """Record of the arguments of a command that takes a recipe, as `read` returns them.
 
     Attributes:
-        items: recipe files and flags, in the order in which they apply. A file's base comes right before it.
+        items: recipe files and flags, in the order in which they apply. The base of a file comes right before the file.
         config_files: the recipe files that were named, without bases. The run folder is named after them.
         problems: one sentence for each word that cannot be understood.
-        bare: keys of flags that lack their value.
-        reported: whether mistakes have already been printed, so that the command must fail.
+        bare: keys of flags that need a value and were given without one.
+        reported: whether mistakes have already been printed (`spelling.check`). If true, the command must fail.
     """
 
     items: list[RecipeFile | Flag]
@@ -92,19 +86,19 @@ class Arguments:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Every value that the items assign, in the order in which they apply."""
+        """Every setting that `items` give, in the order in which they apply, also settings that later ones override."""
         return [assignment for i, item in enumerate(self.items) for assignment in _assignments_of(item, i)]
 
     def value_of(self, key: str) -> Any:
-        """The last value assigned to a key; None if there is none."""
+        """The value that the last recipe file or flag with the dotted key `key` gives; None if none gives this key."""
         return next((a.value for a in reversed(self.assignments) if a.key == key), None)
 
     def asks_for(self, *keys: str) -> Flag | None:
-        """The first flag with one of these keys; None if there is none."""
+        """The first flag in `items` whose key is one of `keys`; None if there is no such flag."""
         return next((item for item in self.items if isinstance(item, Flag) and item.key in keys), None)
 
     def without(self, dropped: list[Assignment]) -> Arguments:
-        """These arguments without the assignments in `dropped`."""
+        """A copy without the settings in `dropped`. A flag that gives one of these settings is left out with all it gives."""
         items: list[RecipeFile | Flag] = []
         for i, item in enumerate(self.items):
             if isinstance(item, RecipeFile):
@@ -114,20 +108,6 @@ class Arguments:
                 items.append(item)
         return replace(self, items=items)
 
-    def words(self) -> list[str]:
-        """The words for the recipe parser: `--config=` with the YAML text of each recipe file, then the flags with a value."""
-        words = [f"--config={dump_yaml(item.content)}" for item in self.items if isinstance(item, RecipeFile) and item.content]
-        # A class comes before its arguments, in whatever order they were given. Flags stay on their side of a `+` flag:
-        # arguments after `--trainer.callbacks+ X` belong to X.
-        position = 0
-        order: list[tuple[int, int, str]] = []
-        for item in self.items:
-            if isinstance(item, Flag) and item.value is not None:
-                appends = item.key.endswith("+")
-                position += appends
-                order.append((position, 0 if appends else plain_key(item.key).count("."), item.word))
-        return words + [word for *_, word in sorted(order, key=lambda each: each[:2])]
-
 
 def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assignment]:
     if isinstance(item, RecipeFile):
@@ -135,28 +115,55 @@ def _assignments_of(item: RecipeFile | Flag, position: int = FLAGS) -> list[Assi
     if item.key in _WITHOUT_VALUE or item.value is None:
         return []
     key = plain_key(item.key)
-    if item.value.lstrip().startswith("{"):
-        try:
-            value = read_yaml(item.value)
-        except NotYaml:
-            value = None
-        if isinstance(value, dict) and value:
-            return [Assignment(k or key, v, COMMAND_LINE) for k, v in leaves(value, f"{key}.")]
+    value = _nested(item.value)
+    if isinstance(value, dict) and value:
+        return [Assignment(k or key, v, COMMAND_LINE) for k, v in leaves(value, f"{key}.")]
     return [Assignment(key, item.value, COMMAND_LINE)]
 
 
+def _nested(text: str) -> Any:
+    """Return the dict or list that `text`, the value of a flag, means in YAML; `text` itself if it means neither."""
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        return flag_value(text)
+    except NotYaml:
+        return text
+
+
+def flag_value(text: str) -> Any:
+    """Return what `text`, the value of a flag or the content of a recipe file, means in YAML. `{a, b}` and `a:` stay text.
+
+    Raises:
+        InvalidYaml: The text is no YAML, or breaks a further rule, such as that a dict has each key once.
+    """
+    value = read_yaml(text)
+    if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
+        return text  # `{a, b}` and `a:` are dicts of nulls in YAML, but a flag means text by them
+    return value
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list: `value` or the list that its text means in YAML; [] for null; [value] for any other value."""
+    value = _nested(value) if isinstance(value, str) else value
+    return [] if value in (None, "null") else value if isinstance(value, list) else [value]
+
+
 def plain_key(key: str) -> str:
-    """A dotted key without `init_args` and a final `class_path`: `schedule.init_args.shape` is `schedule.shape`."""
+    """Return a dotted key without `init_args` and a final `class_path`: `schedule.init_args.shape` gives `schedule.shape`."""
     return key.replace(".init_args", "").removesuffix(".class_path")
 
 
 def leaves(
     tree: dict[str, Any], prefix: str = "", is_inner: Callable[[dict[str, Any]], bool] = bool
 ) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of a nested dict. A class comes before its arguments, which follow without `init_args`.
+    """Yield (dotted key, value) of every leaf of a nested dict, without `class_path` and `init_args` in the key.
+
+    A class has the key of its dict, and comes before its arguments.
 
     Args:
-        is_inner: whether a dict is taken apart instead of being a value. An empty dict never is.
+        prefix: the beginning of every key.
+        is_inner: function that says whether a dict is taken apart; otherwise it is a leaf. Default: unless the dict is empty.
     """
     for name, value in sorted(tree.items(), key=lambda item: item[0] != "class_path"):
         if name == "class_path":
@@ -170,7 +177,7 @@ def leaves(
 
 
 def pruned(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
-    """A nested dict without the values at `keys`, dotted as by the function `leaves`, and without dicts that become empty."""
+    """Return a copy of `tree` without the leaves with the dotted `keys` (as in `leaves`) and without emptied dicts."""
     kept: dict[str, Any] = {}
     for name, value in tree.items():
         key = prefix.rstrip(".") if name == "class_path" else f"{prefix}{name}"
@@ -187,7 +194,7 @@ def pruned(tree: dict[str, Any], keys: set[str], prefix: str = "") -> dict[str, 
 
 
 def underscored(words: list[str]) -> list[str]:
-    """Flags with underscores for dashes: `--check-against` is `--check_against`. Values stay as they are."""
+    """Return `words` with underscores for dashes in names of flags: `--check_against` for `--check-against`."""
     changed = []
     for word in words:
         flag, equals, value = word.partition("=")
@@ -196,21 +203,19 @@ def underscored(words: list[str]) -> list[str]:
 
 
 def refuse_other_encodings(words: list[str]) -> None:
-    """Raises:
-    UserError: A word is not UTF-8 text.
-    """
+    """Raise a UserError for the first word of a command line that is not UTF-8 text, if there is one."""
     for before, word in zip(["", *words], words, strict=False):
         if (problem := not_utf8(word)) is not None:
             raise UserError(problem + (f" ({before})" if is_flag(before) else ""))
 
 
 def read(words: list[str]) -> Arguments:
-    """Read the arguments of a command that takes a recipe.
+    """Return the arguments of a command that takes a recipe, from the words of its command line. Recipe files are read.
 
-    `--run DIR` stands for the config.yaml in that run folder, and for `--run_dir DIR`. `--config NAME` finds shipped recipes.
+    `--run DIR` means `--config DIR/config.yaml --run_dir DIR`. `--config NAME` takes a file or the name of a shipped recipe.
 
     Raises:
-        UserError: A recipe file cannot be read, or --run does not name a run folder. The text has a line for every mistake.
+        UserError: A recipe file, a run folder or the value of a flag cannot be read, or a depth is wrong; a line per mistake.
     """
     flags, problems, bare = read_flags(underscored(words))
     items: list[RecipeFile | Flag] = []
@@ -234,7 +239,10 @@ def read(words: list[str]) -> Arguments:
             elif flag.key == "base":
                 raise UserError("base is a key of recipe files. Give the base first: --config BASE --config RECIPE (--base)")
             else:
-                items += _one_by_one(flag)
+                items.append(flag)
+                _nested(flag.value or "")
+        except InvalidYaml as error:
+            unreadable.append(f"the value of {flag.key} {error} (--{flag.key})")
         except UserError as error:
             unreadable += str(error).splitlines()
     items.sort(key=lambda item: isinstance(item, Flag))  # flags override files
@@ -248,7 +256,7 @@ def read(words: list[str]) -> Arguments:
 
 
 def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
-    """Insert the settings that follow from the last given depth after the first file that has one. Later items override them.
+    """Return `items` without depths, and with the settings that follow from the last depth after the first file with a depth.
 
     Raises:
         UserError: A depth is out of range, or a flag gives a depth although no recipe file has one.
@@ -276,17 +284,17 @@ def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word is a flag. Any other word that begins with a dash is a value, such as -1e-3, -inf or -name."""
+    """Whether a word is a flag: -c, -h, or two dashes and a letter. Other words, such as -1e-3, -inf or -name, are values."""
     return re.match(r"--[A-Za-z]|-[ch](=|$)", word) is not None
 
 
 def needs_value(key: str) -> str:
-    """One sentence about a flag without its value."""
+    """Return the message about a flag that needs a value and was given without one."""
     return f"--{key} needs a value, like --{key} VALUE"
 
 
 def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
-    """(flags with their values, a sentence for each word that is no flag or value, keys of flags that lack their value)."""
+    """Return (flags, a sentence for each word that is neither flag nor value, keys of flags without the value they need)."""
     flags: list[Flag] = []
     problems: list[str] = []
     bare: list[str] = []
@@ -317,31 +325,8 @@ def read_flags(words: list[str]) -> tuple[list[Flag], list[str], list[str]]:
     return flags, problems, bare
 
 
-def _one_by_one(flag: Flag) -> list[Flag]:
-    """Split a flag whose value is a dict of settings into a flag for each setting, so that a later flag overrides one alone.
-
-    Raises:
-        UserError: The value is a dict or list that breaks a rule for YAML, such as a key given twice.
-    """
-    if flag.value is None or not flag.value.lstrip().startswith(("{", "[")):
-        return [flag]
-    try:
-        value = read_yaml(flag.value)
-    except NotYaml:
-        return [flag]  # it can be text, such as a prompt; else the recipe parser explains it
-    except InvalidYaml as error:
-        raise UserError(f"the value of {flag.key} {error} (--{flag.key})") from None
-
-    def names_class(tree: dict[str, Any]) -> bool:
-        return flag.key.partition(".")[0] in CLASSES and not {"class_path", "init_args"}.isdisjoint(tree)
-
-    if not isinstance(value, dict) or not value or not (flag.key in GROUPS or names_class(value)):
-        return [flag]
-    return [Flag(key, as_flag(each)) for key, each in leaves(value, f"{flag.key}.", names_class)]
-
-
 def _with_base(path: Path) -> list[RecipeFile]:
-    files = [RecipeFile(str(file), with_init_args(content)) for file, content in with_base(path)]
+    files = [RecipeFile(str(file), content) for file, content in with_base(path)]
     for file in files:
         keys = [key for key, _ in leaves(file.content)]
         if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
@@ -349,23 +334,8 @@ def _with_base(path: Path) -> list[RecipeFile]:
     return files
 
 
-def with_init_args(tree: Any, group: str = "") -> Any:
-    """A recipe, or a dict given by a flag, with the arguments that stand beside a `class_path` moved into its `init_args`."""
-    if not isinstance(tree, dict):
-        return tree
-    content = {name: with_init_args(value, group or str(name)) for name, value in tree.items()}
-    beside = {name for name in content if name not in ("class_path", "init_args", "dict_kwargs")}
-    inside = content.get("init_args", {})
-    if group not in CLASSES or "class_path" not in content or not beside or not isinstance(inside, dict):
-        return content
-    if twice := sorted(beside & inside.keys()):
-        raise UserError(f"{group} gives {twice[0]} beside class_path and in init_args: keep one (--{group}.{twice[0]})")
-    kept = {name: value for name, value in content.items() if name not in beside}
-    return {**kept, "init_args": {**inside, **{name: content[name] for name in content if name in beside}}}
-
-
 def own_tokenizer(run: Path) -> list[Flag]:
-    """A flag for the tokenizer's copy in the run folder, if the file that the run was started with no longer exists."""
+    """Return [a flag for the tokenizer's copy in the run folder] if the file that its config.yaml names is gone; else []."""
     content = content_of(run / CONFIG)
     try:
         path = content["data"]["init_args"]["tokenizer"]["init_args"]["path"]

@@ -1,5 +1,5 @@
-"""From a run's settings to its model, data and Trainer: decides what the settings leave open, builds all cheap objects, checks
-everything, and only then builds the model.
+"""Build a run's model, data and Trainer from its settings: `build` resolves settings such as auto, builds all objects that need
+little time, checks the run, and then builds the model.
 
 Every command that takes a recipe calls `build`.
 """
@@ -24,7 +24,7 @@ from lit_llm.training.filter_warnings import filter_warnings
 from lit_llm.training.language_model import LanguageModel
 
 ONE_DEVICE: Mapping[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False}
-"""Trainer settings of a run that is thrown away."""
+"""Trainer settings of a trial run, whose results are discarded."""
 MemoryProblem = Callable[[RunObjects], str | None]
 
 
@@ -36,13 +36,13 @@ def build(
     machine: OtherMachine | None = None,
     memory: MemoryProblem | None = None,
 ) -> RunObjects:
-    """Build everything that a recipe describes. Nothing is written, and no data is read.
+    """Return all objects that a recipe describes. Nothing is written, and no training data are read.
 
     Args:
-        run_dir: a folder for a run that is thrown away, and never resumes. None: the folder that the recipe names.
-        trainer: Trainer settings used instead of the recipe's.
-        machine: check the layout for these devices instead of this machine's, and accept that data files are missing here.
-        memory: says why a run of `fit` does not fit into memory (`lit_llm.plan.host_memory`).
+        run_dir: the folder of a trial run, whose results are discarded and which never resumes. None: the recipe's folder.
+        trainer: {argument of Trainer: value used instead of the recipe's}.
+        machine: the devices for which the run is planned; data files may then be missing. None: this machine.
+        memory: function that returns why a `fit` run does not fit into memory, or None (`lit_llm.plan.host_memory`).
 
     Raises:
         UserError: The recipe has problems; the text has one sentence a line for each.

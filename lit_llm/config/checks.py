@@ -1,4 +1,4 @@
-"""Checks of a run, given its objects. Each check returns a sentence for each problem that it finds, and changes nothing."""
+"""Checks of a run's objects. Each function returns a list of sentences, one for each problem, and changes nothing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lit_llm.training.saved_state import class_name
 
 
 def model_problems(objects: RunObjects) -> list[str]:
-    """Problems of the model, the loss and compute settings, a user's architecture, the objective, and adapters."""
+    """Return the problems of the model, the loss, the compute settings, a custom model, the objective, and LoRA adapters."""
     spec, data, problems = objects.spec, objects.datamodule, list[str]()
     model, loss = spec.model, spec.loss
     if model is not None:
-        problems += [problem for problem in model.problems() if problem not in spec.problems]  # ranges have been checked
+        problems += [problem for problem in model.problems() if problem not in spec.problems]  # which has those of ranges
         if not model.problems() and (getattr(data, "block_size", None) or 0) > model.block_size:
             problems.append(
                 f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
@@ -90,19 +90,23 @@ def _lora_problems(objects: RunObjects) -> list[str]:
 
 
 def training_problems(objects: RunObjects) -> list[str]:
-    """Problems of the callbacks of a run of `fit`, and whether it has an end. No problems for other commands."""
+    """Return the problems of the callbacks of a `fit` run, and a sentence if the run has no end; [] for other commands."""
     if not objects.spec.fits or objects.trainer is None:
         return []
     problems = callback_problems(objects.trainer, objects.datamodule)
     endless = objects.trainer.max_steps == -1 and objects.trainer.max_epochs in (None, -1)
-    # Data that need max_steps refuse a run without it themselves.
+    # A DataModule with needs_max_steps itself refuses a run without max_steps.
     if endless and not getattr(objects.datamodule, "needs_max_steps", False):
         problems += ["the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs"]
+    checkpoint = objects.parts.get("checkpoint")
+    if checkpoint is not None and checkpoint.dirpath is not None:
+        where = f"checkpoint.dirpath is {checkpoint.dirpath}, but a run is resumed from its own folder"
+        problems.append(f"{where}: choose that by --run_dir (--checkpoint.dirpath null)")
     return problems
 
 
 def data_problems(objects: RunObjects) -> list[str]:
-    """Problems of the layout over devices, and of the data for it. Sentences about missing files have the type MissingFiles."""
+    """Return the problems of the layout over devices and of the data. Those about missing files have the class MissingFiles."""
     data, trainer = objects.datamodule, objects.trainer
     ranks: int | None = 1
     problems: list[str] = []
@@ -114,7 +118,7 @@ def data_problems(objects: RunObjects) -> list[str]:
 
 
 def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str]]:
-    """(number of data-parallel ranks, None if the layout is impossible; problems of the layout and of its devices)."""
+    """Return (number of data-parallel ranks or None if the layout is impossible, problems of the layout and of the devices)."""
     spec, machine = objects.spec, objects.spec.machine
     laid_out = spec.model, objects.architecture, spec.compute, str(spec.config.trainer.precision), spec.loss
     if machine is not None:
@@ -133,7 +137,7 @@ def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str
 
 
 def batch_notes(objects: RunObjects) -> list[str]:
-    """Notes if micro-batches of a `fit` are far smaller than they may be. Call this only for a run without problems."""
+    """Return notes if micro-batches of a `fit` run are far smaller than possible. Call this only for a run without problems."""
     data, trainer = objects.datamodule, objects.trainer
     ranks = None if trainer is None or not objects.spec.fits else _layout(objects, trainer)[0]
     if ranks is None or not isinstance(data, TokenDataModule):
@@ -144,7 +148,7 @@ def batch_notes(objects: RunObjects) -> list[str]:
 
 
 def checkpoint_problems(objects: RunObjects) -> list[str]:
-    """Why the run does not fit the checkpoint that it continues from, or that is evaluated."""
+    """Return why the recipe does not match the checkpoint that `fit` continues, or that `validate` or `test` evaluates."""
     optimizer_class = None if objects.optimizer is None else class_name(objects.optimizer)
     spec = objects.spec
     accepted = spec.fits and spec.config.accept_changes
@@ -154,9 +158,10 @@ def checkpoint_problems(objects: RunObjects) -> list[str]:
 
 
 def base_of_adapters(objects: RunObjects) -> tuple[Path | None, list[str]]:
-    """(frozen weights of a LoRA run that resumes or is evaluated, why they cannot be used). Other ranks than 0 get (None, []).
+    """Return (checkpoint of the frozen base weights of a LoRA run that resumes or is evaluated, why it cannot be used).
 
-    init_from names them, as when the run began. If that folder is gone, the checkpoint knows where they were.
+    The setting init_from names the base weights. If its folder is gone, the LoRA checkpoint has their path. Ranks other than 0
+    get (None, []).
     """
     saved, path = objects.spec.start.saved, objects.spec.config.init_from
     if saved is None or objects.spec.lora is None or not is_rank_zero():
@@ -174,7 +179,7 @@ def base_of_adapters(objects: RunObjects) -> tuple[Path | None, list[str]]:
 
 
 def initial_problems(objects: RunObjects) -> list[str]:
-    """Why the weights that a run starts with do not fit the recipe."""
+    """Return why the weights that init_from names do not match the recipe's model, or are damaged; [] without init_from."""
     initial, model = objects.spec.initial, objects.spec.model
     if initial is None:
         return []
@@ -185,18 +190,18 @@ def initial_problems(objects: RunObjects) -> list[str]:
 
 
 def evaluation_problems(objects: RunObjects) -> list[str]:
-    """Why a checkpoint lacks the weights that an evaluation asks for."""
+    """Return why the evaluated checkpoint lacks weights that flags ask for: base weights of adapters, or an average."""
     saved, config = objects.spec.start.saved, objects.spec.config
     if saved is None or objects.spec.fits or not is_rank_zero():
         return []
-    # In recipes, and to resume, init_from is where the run began. A flag names base weights of adapters.
+    # In a recipe, init_from names the run's initial weights. As a flag of an evaluation, it names base weights of adapters.
     is_named = objects.spec.arguments.asks_for("init_from") is not None and config.init_from is not None
     unused = [no_base(saved.path)] if is_named and objects.spec.lora is None else []
     return unused or _average_problems(objects, saved)
 
 
 def _average_problems(objects: RunObjects, saved: SavedRun) -> list[str]:
-    """Why the average of the weights that `--use_ema` asks for cannot be used: empty if it can, or is not asked for."""
+    """Return why the average of the weights in `saved` cannot be used; [] if it can be, or if `--use_ema` is not given."""
     if not objects.spec.uses_average or not is_rank_zero():
         return []
     if objects.spec.fits and objects.spec.lora is not None:

@@ -1,4 +1,4 @@
-"""The devices of a launch: what `trainer.devices` means, here or on a machine that a run is planned for."""
+"""The number of devices that `trainer.devices` means, on this machine or on another machine for which a run is planned."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lit_llm.training.auto_precision import Choice
 
 @dataclass(frozen=True)
 class OtherMachine:
-    """Devices that a run is planned for, which need not be here.
+    """Record of the devices for which a run is planned. This machine need not have these devices.
 
     Attributes:
         devices: total number of devices; None: the recipe's number.
-        per_node: number of devices in one machine.
-        start: the checkpoint that the planned run continues from.
-        precision: the meaning of trainer.precision auto on that machine; None: as on this machine.
+        per_node: number of devices in one node.
+        start: the checkpoint from which the planned run continues.
+        precision: the precision that trainer.precision auto means on the planned devices; None: as on this machine.
     """
 
     devices: int | None = None
@@ -30,22 +30,23 @@ class OtherMachine:
     precision: Choice | None = None
 
     def devices_for(self, config: Namespace) -> int:
-        """The number of devices that a recipe is planned for."""
+        """Return the total number of devices for which the recipe `config` is planned."""
         return self.devices or devices_of(config.trainer.devices, config.trainer.num_nodes or 1)
 
 
 def device_numbers(devices: Any) -> tuple[list[int], bool]:
-    """(numbers in trainer.devices, whether they list devices instead of giving a count).
+    """Return (numbers in a value of trainer.devices, whether they are the numbers of devices, as "0,1"; False: a count).
 
     Raises:
-        ValueError: an entry is no number.
+        ValueError: an entry is not a number.
     """
     entries = devices if isinstance(devices, list) else str(devices).split(",")
     return [int(entry) for entry in entries if str(entry).strip()], isinstance(devices, list) or "," in str(devices)
 
 
 def devices_of(devices: Any, nodes: int) -> int:
-    """Number of devices that trainer.devices asks for on `nodes` nodes. "auto", -1, None and mistakes count as one device."""
+    """Return the total number of devices on `nodes` nodes for a value of trainer.devices, the devices of one node. "auto", -1,
+    None and invalid values count as one device a node."""
     try:
         numbers, listed = device_numbers(devices)
     except ValueError:
@@ -54,7 +55,8 @@ def devices_of(devices: Any, nodes: int) -> int:
 
 
 def processes_of(trainer: Namespace) -> int:
-    """Number of processes of a launch: those of torchrun or SLURM, or those that Lightning will start for `trainer`."""
+    """Return the number of processes of a run: processes of torchrun or SLURM, or else the number that Lightning will start
+    for the Trainer settings `trainer`."""
     if (launched := launched_ranks()) is not None:
         return launched
     nodes = max(1, trainer.num_nodes or 1)
@@ -64,7 +66,7 @@ def processes_of(trainer: Namespace) -> int:
 
 
 def devices_problem(devices: Any) -> str | None:
-    """Why `trainer.devices` (auto, a number, or a list of devices, also as text) is wrong on any machine; None if it is not."""
+    """Return why a value of trainer.devices is invalid on every machine; None if it is valid: auto, a number, or a list."""
     if devices in ("auto", None):
         return None
     rule = "the number of devices, at least 1, or auto, or -1 for all GPUs, or a list such as [0,1]"

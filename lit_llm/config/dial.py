@@ -1,4 +1,4 @@
-"""`depth: N` in a recipe, or `--depth N`: one number from which size, batch, length and rates of a run follow. No torch."""
+"""`depth: N` in a recipe, or `--depth N`: compute a run's model size, batch size, number of steps and learning rates from N."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BASE_DEPTH = 4
 
 
 def tokens_of(depth: int) -> int:
-    """Training tokens: 20 per parameter of the hidden matrices, 12 · depth · width²."""
+    """Return the training tokens of a model of `depth` blocks: 20 for each of 12 · depth · width² hidden matrix elements."""
     return TOKENS_PER_PARAMETER * 12 * depth * (WIDTH_PER_LAYER * depth) ** 2
 
 
 def depth_of(value: Any, where: str) -> int:
-    """The depth that a recipe or a flag gives.
+    """Return `value`, a given depth, as an integer. `where`: end of the error's sentence, which names the recipe or the flag.
 
     Raises:
-        UserError: It is not a whole number in range.
+        UserError: `value` is not a whole number in DEPTHS.
     """
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or int(text) not in DEPTHS:
@@ -35,7 +35,7 @@ def depth_of(value: Any, where: str) -> int:
 
 
 def settings_of(depth: int) -> dict[str, Any]:
-    """The settings of a recipe that follow from the depth. Their sources are in the header of recipes/dial.yaml."""
+    """Return the recipe settings that follow from the depth. The header of recipes/dial.yaml has the formulas' sources."""
     tokens = tokens_of(depth)
     longer = tokens / tokens_of(REFERENCE_DEPTH)
     batch = 2 ** round(math.log2(REFERENCE_TOKENS * longer**0.383))  # tokens a step
@@ -59,5 +59,5 @@ def settings_of(depth: int) -> dict[str, Any]:
 
 
 def _rounded(number: float) -> float:
-    """The number rounded to three significant digits."""
+    """Return `number` rounded to three significant digits."""
     return float(f"{number:.3g}")

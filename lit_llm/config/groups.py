@@ -17,13 +17,13 @@ Command = Literal["fit", "validate", "test", "prepare"]
 
 @dataclass(frozen=True)
 class ClassGroup:
-    """A group that names a class and its arguments.
+    """Description of a group of the recipe whose value is a class with its arguments.
 
     Attributes:
         base: class path of the base class.
         default: the class path used when a recipe does not name a class. None: the group is off.
-        arguments: defaults that differ from those of the default class.
-        package: where short class names are looked up.
+        arguments: {argument: default in a recipe} where this differs from the default class's own. None: nowhere.
+        package: the module in which short class names are looked up.
     """
 
     base: str
@@ -33,7 +33,7 @@ class ClassGroup:
 
     @property
     def value(self) -> dict[str, Any] | None:
-        """The default as a recipe would write it."""
+        """The group's default value, as a recipe would write it; None if the group is off by default."""
         if self.default is None:
             return None
         return {"class_path": self.default, **({"init_args": self.arguments} if self.arguments else {})}
@@ -106,7 +106,7 @@ _KEYS = {path.rpartition(".")[2]: key for key, path in [*PLAIN.items(), *((key, 
 
 
 def flag_of(owner: type, argument: str | None) -> str | None:
-    """The flag of a class that a group can name, or with `argument` the flag of this argument; None for any other class."""
+    """The flag of the group that can name the class `owner`, or of its argument `argument` if given; None without a group."""
     key = next((_KEYS[base.__name__] for base in owner.__mro__ if base.__name__ in _KEYS), None)
     return key and f"--{key}" + (f".{argument}" if argument else "")
 
@@ -141,7 +141,7 @@ TRAINER: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Option:
-    """A key that belongs to the launch, not to a group. `commands` are the commands that use it and show it in their help."""
+    """Record of a key that belongs to the launch, not to a group. `commands`: the commands that use it and show it in help."""
 
     name: str
     type: Any

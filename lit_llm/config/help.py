@@ -1,4 +1,4 @@
-"""`fit --help`: every key of every group with its default, and one group in full."""
+"""The texts of `--help`: all settings of a command with their defaults, or one group of settings with full explanations."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from lit_llm.core.number_domain import LARGEST
 
 WIDTH = 128
 _USAGE = {"prepare": "--data CLASS --data.paths FILES --out DIR [--config RECIPE ...] [--KEY VALUE ...]"}
-"""The usage of commands that need no recipe."""
+"""{command: usage line}, for commands that need no recipe."""
 _LISTED: dict[str, tuple[str, ...]] = {
     "fit": GROUPS,
     "prepare": ("data",),
     "validate": ("data", "tasks"),
     "test": ("data", "tasks"),
 }
-"""The groups in the help of a command. The help of `fit` has all groups."""
-_A_LINE_EACH = ("model", "loss", "compute", "optimizer", "data", "schedule", "checkpoint")
-"""The groups whose keys have a line each in a command's help. Of other groups, the help lists only keys and defaults."""
+"""{command: groups of settings that its help lists}."""
+_A_LINE_EACH = ("model", "loss", "compute", "optimizer", "data", "schedule")
+"""Groups with a line for each key in a command's help. Of other groups, the help lists only keys and defaults, in one text."""
 _SKIPPED = ("params", "self")  # the optimizer's parameters come from the model
 
 
 Flags = Mapping[str, tuple[str, str]]
-"""Flags of a command that are no keys of a recipe: name → (default, help)."""
+"""{name: (default, help)} of the flags of a command that are no keys of a recipe."""
 
 
 class Key(NamedTuple):
-    """One key that can be set, with its type and default as the help writes them."""
+    """Record of one setting (key of a recipe): its name, and its type, default and explanation as texts of the help."""
 
     name: str
     type: str
@@ -50,12 +50,13 @@ class Key(NamedTuple):
 
 
 def print_help(command: Command, group: str | None, program: str, own: Flags) -> None:
-    """Print the help of a command, or of one group in full.
+    """Print the help of a command, or the full help of one group of settings.
 
     Args:
-        group: a group, a group and one of its classes, like `schedule.WSD`, or keys within a group, like `model.moe`.
-        program: how the command is called.
-        own: (default, help) of each flag of the command that is no key of a recipe, by name.
+        group: a group, a group and a class, like `schedule.WSD`, or a key that has further keys, like `model.moe`.
+            None: the help of the command.
+        program: how the command is called, for the usage line.
+        own: flags of the command that are no keys of a recipe.
 
     Raises:
         UserError: There is no such group or class.
@@ -109,7 +110,7 @@ def _brief(group: str) -> Iterator[str]:
     if group in CLASSES:
         ours = [name for name, each in known_classes(group).items() if each.__module__.startswith("lit_llm.")]
         keys.insert(0, (group, " | ".join(ours)))
-    words = ", ".join(f"--{key} {default}".replace(" ", "\0") for key, default in keys)  # no break within one of them
+    words = ", ".join(f"--{key} {default}".replace(" ", "\0") for key, default in keys)  # no line break within a flag
     lines = textwrap.wrap(words, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     yield from (line.replace("\0", " ") for line in lines)
 
@@ -156,7 +157,7 @@ def _in_full(name: str) -> Iterator[str]:
 
 
 def _nested(cls: type) -> dict[str, type]:
-    """The fields of a dataclass that are groups of keys themselves, as `model.moe`, with their classes."""
+    """Return {field: its class} of the fields of a dataclass that are dataclasses themselves, such as `model.moe`."""
     hints = get_type_hints(cls).items() if dataclasses.is_dataclass(cls) else ()
     kinds = {name: (*get_args(hint), None)[0] for name, hint in hints}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
@@ -180,8 +181,8 @@ _WARMUPS = {"fraction": "Instead of steps: a share of the schedule's.", "tokens"
 
 def _keys(group: str, cls: type) -> list[Key]:
     described = _descriptions(cls)
-    modules = [vars(sys.modules[each.__module__]) for each in inspect.getmro(cls)]
-    aliases = [(name, value) for module in modules for name, value in module.items()]
+    modules = [sys.modules.get(each.__module__) for each in inspect.getmro(cls)]  # a user's module may have been unloaded
+    aliases = [(name, value) for module in modules if module is not None for name, value in vars(module).items()]
     named = {name: _type(value) for name, value in aliases if get_origin(value) in (Literal, Annotated)}
     changed = TRAINER if group == "trainer" else {}
     if group in CLASSES and cls is _default_class(group):
@@ -201,7 +202,7 @@ def _keys(group: str, cls: type) -> list[Key]:
 
 
 def _descriptions(cls: type) -> dict[str, str]:
-    """{argument or field: its description in the docstrings of a class and its base classes}."""
+    """Return {argument or field: its description in the docstrings of `cls` and its base classes}."""
     descriptions: dict[str, str] = {}
     for each in reversed(inspect.getmro(cls)):
         if (each is cls or not dataclasses.is_dataclass(cls)) and each is not object:
@@ -215,7 +216,7 @@ def _descriptions(cls: type) -> dict[str, str]:
 
 
 def _docstring(cls: type) -> str:
-    """The docstring of a class, or if it has none, as Lightning's Trainer, the docstring of its constructor."""
+    """Return the docstring of a class, or of its `__init__` if the class has none (Lightning's Trainer), or its name."""
     return (cls.__doc__ and inspect.getdoc(cls)) or inspect.getdoc(vars(cls).get("__init__")) or cls.__name__
 
 

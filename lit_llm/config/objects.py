@@ -1,4 +1,4 @@
-"""The objects that a recipe names, built as far as their constructors accept their arguments. No data are read."""
+"""Build the objects that a recipe names. If a constructor refuses its arguments, the object is left out. No data are read."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from lit_llm.training.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class RunObjects:
-    """The objects of a run.
+    """Record of the objects of a run, which `make_objects` builds from the recipe.
 
     Attributes:
-        parts: the objects of the groups, by group; groups that are off, or could not be built, are missing.
+        parts: {group of the recipe: object}; groups that are off, or whose object could not be built, are missing.
         architecture: the custom model that the recipe names; None: a GPT.
-        follower: compares the losses with a reference curve; None without `check_against`.
-        optimizer: the recipe's optimizer, made for two small parameters to find out whether it accepts its settings.
-        trainer: the Trainer. None: `prepare` has none, and neither has a run whose settings are refused.
-        strategy: the strategy that trains: the Trainer's, or for another machine, the one that the recipe names.
-        problems: why objects are missing, one sentence each.
+        follower: logger that compares the losses with a recorded curve; None without the setting `check_against`.
+        optimizer: the recipe's optimizer, built for two small parameters to check its arguments. None: it could not be built.
+        trainer: the Trainer. None: the command is `prepare`, or the Trainer could not be built.
+        strategy: the Trainer's strategy, or, for a run planned for another machine, the strategy that the recipe names.
+        problems: a sentence for each object that could not be built.
         missing_data: sentences about data files that are not on this machine. Only with `spec.machine`.
-        model: the model, built after all checks. None: `prepare` has none.
+        model: the model, built after all checks. None: the command is `prepare`.
     """
 
     spec: RunSpec
@@ -59,25 +59,25 @@ class RunObjects:
 
     @property
     def config(self) -> Namespace:
-        """Every setting, with the run folder and the settings that follow from resuming filled in."""
+        """All settings of the run, with final values of the run folder and of settings that depend on the checkpoint."""
         return self.spec.config
 
     @property
     def datamodule(self) -> Any:
-        """The LightningDataModule; None if it could not be built."""
+        """The LightningDataModule; None if the DataModule could not be built."""
         return self.parts.get("data")
 
     @property
     def ranks(self) -> int:
-        """Number of processes that train."""
+        """Number of processes of the training; 1 without a Trainer."""
         return 1 if self.trainer is None else self.trainer.world_size
 
 
 def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
-    """Build all objects of a run but its model, and give its data the settings that follow from the model and the Trainer.
+    """Return all objects of a run but its model, and set the data's block size, length and pipeline from model and Trainer.
 
     Args:
-        replaced: Trainer settings used instead of the recipe's.
+        replaced: {argument of Trainer: value used instead of the recipe's}.
     """
     config, problems = spec.config, list[str]()
     parts: dict[str, Any] = {"model": spec.model, "lora": spec.lora, "loss": spec.loss, "compute": spec.compute}
@@ -108,7 +108,7 @@ def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
 
 
 def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimizer:
-    """Build the recipe's optimizer for parameter groups."""
+    """Build and return the recipe's optimizer for the parameter groups `groups`."""
     chosen = config.optimizer.as_dict()
     if chosen["class_path"] == REPLACED:  # torch's Muon takes matrices only
         chosen["class_path"] = "lit_llm.optim.TorchMuon"
@@ -116,10 +116,10 @@ def optimizer_of(config: Namespace, groups: Iterable[dict[str, Any]]) -> Optimiz
 
 
 def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
-    """Build the recipe's optimizer for two small parameters, a matrix and a vector.
+    """Build and return the recipe's optimizer for two small parameters, a matrix and a vector.
 
     Raises:
-        UserError: It cannot be built.
+        UserError: The optimizer cannot be built.
     """
     matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
     try:
@@ -136,10 +136,10 @@ def _small_optimizer(config: Namespace, model: GPTConfig | None) -> Optimizer:
 
 
 def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | None, replaced: Mapping[str, Any]) -> Trainer:
-    """Build the Trainer of a run.
+    """Build and return the Trainer of a run.
 
     Raises:
-        UserError: Its settings do not fit this machine, or Lightning refuses them.
+        UserError: The Trainer's settings do not work on this machine, or Lightning refuses them.
     """
     config = spec.config.trainer
     wanted = Namespace({**vars(config), **replaced})
@@ -160,14 +160,14 @@ def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | Non
 
 
 def _settings_to_blame(spec: RunSpec, replaced: Mapping[str, Any], message: str) -> list[str]:
-    """The settings that a message of Lightning names; all that differ from the defaults if it names none."""
-    defaults = vars(spec.parser.get_defaults().trainer)
-    changed = [key for key, value in vars(spec.config.trainer).items() if key not in replaced and value != defaults[key]]
-    return [key for key in changed if key in message] or changed
+    """Return the Trainer settings of the recipe and flags that Lightning's error message names; all if it names none."""
+    named = {key.split(".")[1] for key in spec.given if key.startswith("trainer.")} - replaced.keys()
+    given = [key for key in vars(spec.config.trainer) if key in named]
+    return [key for key in given if key in message] or given
 
 
 def _connect(objects: RunObjects) -> None:
-    """Give the data the settings that they follow: the model's block size, and the run's batch ramp, length and pipeline."""
+    """Set the DataModule's block size (from the model), batch ramp, number of steps and epochs, and pipeline (from the run)."""
     spec, data, trainer = objects.spec, objects.datamodule, objects.trainer
     model = spec.model
     if model is not None and MODEL_DOMAINS["block_size"].accepts(model.block_size) and getattr(data, "block_size", 0) is None:

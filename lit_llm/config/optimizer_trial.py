@@ -1,4 +1,4 @@
-"""One step of the recipe's optimizer on small parameters, to find at once what it would refuse or could not save later."""
+"""Run one step of the recipe's optimizer on small parameters, to find early that a step fails or its state cannot be saved."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _INSTEAD = "AdamW, Lion and MuonAdamW do (--optimizer AdamW, or --trainer.strate
 
 
 def optimizer_problems(strategy: object, make_optimizer: MakeOptimizer, class_path: str) -> list[str]:
-    """A sentence if the optimizer cannot make a step with a strategy, or if its state could not be saved and restored.
+    """Return [a sentence] if the optimizer cannot make a step with `strategy`, or if a checkpoint cannot restore its state.
 
-    `class_path` is the optimizer's, for the sentence.
+    Return [] otherwise. `class_path`: the optimizer's class, for the sentence.
     """
     name = class_path.rpartition(".")[2]
     state, reason = _step(make_optimizer, lambda whole, _: whole)
@@ -49,9 +49,9 @@ def optimizer_problems(strategy: object, make_optimizer: MakeOptimizer, class_pa
 
 
 def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[Any], str | None]:
-    """(values of the optimizer's state after one step, why the step failed or None).
+    """Return (values of the optimizer's state after one step, why the step failed or None).
 
-    `distribute` makes a tensor distributed with a placement, or returns it as it is.
+    `distribute`: function (tensor, placement) that returns a DTensor, or the tensor itself.
     """
 
     def parameter(shape: tuple[int, ...], where: Placement) -> nn.Parameter:
@@ -59,7 +59,7 @@ def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[A
         value.grad = distribute(torch.full(shape, 0.25), where)
         return value
 
-    # Both ways to shard a matrix. torchao compresses the state of matrices of 4096 values or more, as these are.
+    # Both ways to shard a matrix. The matrices have at least 4096 values, so that torchao's optimizers compress their state.
     matrices = [parameter((64, 128), Shard(0)), parameter((64, 128), Shard(1))]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "name": "matrix"},
@@ -80,7 +80,7 @@ def _step(make_optimizer: MakeOptimizer, distribute: Distribute) -> tuple[list[A
 
 
 def _not_restorable(state: list[Any]) -> str | None:
-    """The class of the first value of a state that `torch.load(weights_only=True)` refuses or changes; None if all return."""
+    """Return the class name of the first value in `state` that `torch.load(weights_only=True)` cannot restore, or None."""
     for value in state:
         file = io.BytesIO()
         with contextlib.suppress(Exception):  # pickle and torch raise many types
@@ -94,7 +94,7 @@ def _not_restorable(state: list[Any]) -> str | None:
 
 @contextlib.contextmanager
 def _mesh_of_this_process() -> Iterator[DeviceMesh]:
-    """A mesh of one process. No other process takes part, and the process group is gone afterwards."""
+    """Yield a CPU device mesh of this process alone. The process group of the mesh is destroyed afterwards."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield init_device_mesh("cpu", (1,))

@@ -2,61 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import FLAGS, Arguments, Assignment, Flag, leaves, needs_value, plain_key, read
-from lit_llm.config.class_defaults import drop_arguments_of_other_classes, fill_adamw, restore_defaults
-from lit_llm.config.groups import Command
-from lit_llm.config.mixture_keys import with_empty_sources
-from lit_llm.config.parse_errors import explain
-from lit_llm.config.parser import class_path, make_parser
-from lit_llm.config.ranges import null_problems, number_problems, restore_whole_numbers
+from lit_llm.config.arguments import FLAGS, Arguments, leaves, needs_value, read
+from lit_llm.config.class_defaults import fill_adamw
+from lit_llm.config.groups import ARCHITECTURE, CALLBACKS, Command
+from lit_llm.config.parse_errors import Mistakes
+from lit_llm.config.parser import parser_of, parser_of_options
+from lit_llm.config.ranges import null_problems, number_problems
 from lit_llm.config.run_spec import RunSpec
 from lit_llm.config.spelling import refuse_groups_without_keys
+from lit_llm.config.tree import Tree
 from lit_llm.config.warmup import settle_warmup, take_warmup
 from lit_llm.core.errors import noting
 from lit_llm.core.yaml_reading import refusal
 
+_ORDER = ("model", ARCHITECTURE, "loss", "compute", "lora", "objective", "optimizer", "data", *CALLBACKS, "trainer")
+"""The order of the groups in config.yaml."""
 
-def parse(command: Command, arguments: Arguments | list[str], defaults: dict[str, Any] | None = None) -> RunSpec:
-    """Parse the arguments of a command. Mistakes in values are collected in `problems`.
+
+def parse(command: Command, arguments: Arguments | list[str], weights: dict[str, Any] | None = None) -> RunSpec:
+    """Return the `RunSpec` of the arguments of a command. Mistakes in values become its `problems`.
 
     Args:
-        defaults: default values by dotted key, instead of those in `groups`.
+        weights: {dotted key: setting that follows from the weights of `init_from`}. Recipe files and flags override these.
 
     Raises:
-        UserError: A recipe file cannot be read, or the mistake cannot be assigned to one value.
+        UserError: A recipe file cannot be read, one source sets null and arguments for a key, or a mistake is in no one value.
     """
     if isinstance(arguments, list):
         arguments = read(arguments)
-    if command in ("validate", "test"):  # they log nothing: the package of a logger need not be here
-        of_loggers = [a for a in arguments.assignments if a.source != FLAGS and a.key.startswith("trainer.logger")]
-        arguments = arguments.without(of_loggers)
     arguments, problems = refuse_groups_without_keys(arguments)
-    parser = make_parser(command, defaults)
-    arguments, dropped = drop_arguments_of_other_classes(arguments)
-    arguments, warmup, of_warmup = take_warmup(arguments)
-    optimizers = [a.value for a in arguments.assignments if a.key == "optimizer" and a.value not in ({}, "{}")]
-    arguments, other_ends = _without_earlier_alternatives(arguments)
-    arguments = _with_class_paths(arguments)
-    problems += [*of_warmup, *arguments.problems, *map(needs_value, arguments.bare)]
+    tree = Tree.of(arguments, weights or {})
+    if command in ("validate", "test"):  # they log nothing: the package of a logger need not be here
+        tree.remove(
+            ["trainer.logger"] * all(a.source != FLAGS for a in tree.given.values() if a.key.startswith("trainer.logger"))
+        )
+    warmup, of_warmup = take_warmup(tree)
+    other_ends = _drop_earlier_alternatives(tree)
+    problems += [*of_warmup, *arguments.problems, *map(needs_value, arguments.bare), *tree.problems]
 
-    mistakes, config = explain(arguments, lambda some: parser.parse_args(with_empty_sources(some.words())))
-    problems += mistakes
-    config.pop("config", None)
-    problems = problems or _ambiguous_flags(arguments, config)
-    given = {assignment.key for assignment in arguments.assignments}
-    restore_whole_numbers(config, arguments)
-    restore_defaults(config, parser.get_defaults(), given)
-    notes = [*dropped, *other_ends]
+    options, mistakes = parser_of_options(command), Mistakes(tree)
+    names = vars(options.get_defaults())
+    config = mistakes.convert(options, {key: value for key, value in tree.values.items() if key in names}, {})
+    for group in _ORDER:
+        config.update(mistakes.convert(parser_of(group), {group: tree.group(group)}, {group: Tree().group(group)}))
+    problems += mistakes.sentences(config, unknown=tree.values.keys() - {*names, *_ORDER})
+    problems = problems or _ambiguous_flags(tree, config)
+    notes = [*tree.notes, *other_ends]
+    given = frozenset(tree.given)
     if command == "fit" and not (problems or null_problems(command, config) or number_problems(config, given)):
-        notes += fill_adamw(config, given) if optimizers[-1:] == ["AdamW"] else []
+        notes += fill_adamw(config, given) if tree.class_name("optimizer") == "AdamW" else []
         with noting(problems):
             notes += settle_warmup(warmup, config) if warmup is not None else []
-    return RunSpec(command, arguments, parser, config, frozenset(given), tuple(problems), tuple(notes), warmup)
+    return RunSpec(command, arguments, tree, config, given, tuple(problems), tuple(notes), warmup)
 
 
 _ALTERNATIVES = (
@@ -66,49 +67,30 @@ _ALTERNATIVES = (
 """Pairs of alternatives. If a source sets keys of one alternative, earlier sources' values for the other no longer count."""
 
 
-def _without_earlier_alternatives(arguments: Arguments) -> tuple[Arguments, list[str]]:
-    """(the arguments without values that no longer count by the rule of `_ALTERNATIVES`, a sentence for each such value).
+def _drop_earlier_alternatives(tree: Tree) -> list[str]:
+    """Of two alternatives (`_ALTERNATIVES`), remove the values that earlier sources set. Return a sentence for each value.
 
-    So `--trainer.max_epochs` counts, and not a recipe's `max_steps`.
+    So `--trainer.max_epochs 2` removes a `max_steps` that a recipe sets. A source that sets both alternatives keeps both.
     """
-    dropped, notes = list[Assignment](), list[str]()
+    notes = []
     for sides in _ALTERNATIVES:
-        given = [a for a in arguments.assignments if a.key in sum(sides, ()) and a.value not in (None, -1, "null", "-1")]
+        given = [a for a in tree.given.values() if a.key in sum(sides, ()) and a.value not in (None, -1, "null", "-1")]
         chosen = next((side for side in sides if given and given[-1].key in side), ())
         others = [a for a in given if a.key not in chosen]
         if any(a.source == given[-1].source for a in others):  # a source that sets both means both
             continue
-        dropped += others
         by = given[-1:] and f"{given[-1].key} {given[-1].value} {given[-1].where}"
         notes += [f"{a.key} {a.value} of {a.origin} is replaced by {by}" for a in others]
-    return (arguments.without(dropped) if dropped else arguments), notes
+        tree.remove(a.key for a in others)
+    return notes
 
 
-def _with_class_paths(arguments: Arguments) -> Arguments:
-    """The arguments, with short names that several classes have replaced by the path of the class that is meant."""
-
-    def chosen(group: str, value: Any) -> Any:
-        if isinstance(value, dict) and "class_path" in value:
-            return {**value, "class_path": class_path(group, value["class_path"])}
-        return class_path(group, value)
-
-    return replace(
-        arguments,
-        items=[
-            replace(item, value=class_path(plain_key(item.key), item.value))
-            if isinstance(item, Flag)
-            else replace(item, content={group: chosen(group, value) for group, value in item.content.items()})
-            for item in arguments.items
-        ],
-    )
-
-
-def _ambiguous_flags(arguments: Arguments, config: Namespace) -> list[str]:
+def _ambiguous_flags(tree: Tree, config: Namespace) -> list[str]:
     """A sentence for each flag whose text became a number or bool, although the same text in a recipe file is refused."""
     values = dict(leaves(config.as_dict()))
     return [
         f"{a.key} is {a.value[:20]}, which {why} (--{a.key})"
-        for a in arguments.assignments
+        for a in tree.given.values()
         if a.source == FLAGS
         and isinstance(a.value, str)
         and isinstance(values.get(a.key), (bool, int, float))

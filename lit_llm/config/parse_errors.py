@@ -1,7 +1,6 @@
 """Explains mistakes in recipes and flags: all of them at once, each with the nearest right key or value.
 
-jsonargparse stops at the first mistake and explains it in up to forty lines, which name the key. So when parsing fails, that
-mistake becomes a sentence, the wrong value is left out, and the rest is parsed again.
+jsonargparse explains a mistake in up to forty lines. This module turns them into one sentence.
 
 Only this module reads jsonargparse's messages and decides which exceptions of constructors are a user's mistake.
 """
@@ -9,94 +8,106 @@ Only this module reads jsonargparse's messages and decides which exceptions of c
 from __future__ import annotations
 
 import ast
+import copy
 import difflib
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 
-from lit_llm.config.arguments import Arguments, Assignment, leaves
+from lit_llm.config.arguments import COMMAND_LINE, Assignment, as_list, leaves
 from lit_llm.config.groups import CLASSES, default_class
-from lit_llm.config.parser import concrete_subclasses, known_classes
+from lit_llm.config.parser import RecipeParser, concrete_subclasses, known_classes
 from lit_llm.config.spelling import short, unknown_key
+from lit_llm.config.tree import Tree
 from lit_llm.core.errors import UserError
-from lit_llm.core.yaml_reading import read_yaml
 from lit_llm.models.custom import class_problem
 
 _OPTION = re.compile(r"[Oo]ption '([\w.]+)'|[Kk]ey ['\"]([\w.]+)['\"] is not|arguments: --([\w.]+)")
 _MISSING = "following arguments are required: "
 
 
-def explain(arguments: Arguments, parse: Callable[[Arguments], Namespace]) -> tuple[list[str], Namespace]:
-    """(a sentence for each mistake, the settings without the mistakes).
+class Mistakes:
+    """Collector of the wrong values in a tree of settings: `convert` finds and keeps them, `sentences` explains them."""
 
-    Args:
-        parse: parses arguments, and raises on the first mistake.
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._messages: dict[str, str] = {}  # of jsonargparse, by key
 
-    Raises:
-        UserError: A mistake that cannot be assigned to one value.
-    """
-    given = arguments.assignments
-    mistakes: list[tuple[Assignment, str]] = []  # with jsonargparse's messages
-    while True:
-        try:
-            config = parse(arguments)
-            break
-        except Exception as error:
-            message = str(error)
-        keys = _keys_in(message)
-        culprit = _culprit(arguments.assignments, keys, message)
-        if culprit is None:
+    def convert(self, parser: RecipeParser, values: dict[str, Any], default: dict[str, Any]) -> Namespace:
+        """Return the values of a group in the types that its class declares, with the defaults of arguments not given.
+
+        jsonargparse stops at the first mistake of a group. Then each value is converted alone. Wrong values are recorded, and
+        replaced by the value of an earlier source or left out.
+
+        Args:
+            values: {the group: its value}.
+            default: {the group: its default value}, converted instead if no value is left.
+
+        Raises:
+            UserError: jsonargparse refuses the group, but no single value of it.
+        """
+        config, message = _parsed(parser, values)
+        if config is not None:
+            return config
+        wrong: dict[str, str] = {}
+        tree, given = Tree(values), [key for key in self._tree.given if key.partition(".")[0] in values]
+        for key in sorted(given, key=lambda key: key.count(".")):  # a class before its arguments
+            if not any(key.startswith(f"{each}.") for each in wrong):
+                others = [each for each in given if each != key and not key.startswith(f"{each}.")]
+                _, alone = _parsed(parser, tree.without(others).values)
+                wrong |= {key: alone} if alone and _MISSING not in alone else {}
+        tree = tree.without(wrong)
+        for key in wrong.keys() & self._tree.replaced.keys():
+            tree.set(Assignment(key, self._tree.replaced[key], COMMAND_LINE))
+        config, missing = _parsed(parser, tree.values or default)
+        while config is None and _MISSING in missing and (key := ".".join(_keys_in(missing))) not in wrong:
+            wrong |= {} if any(each.startswith(f"{key}.") for each in wrong) else {key: missing}
+            tree = tree.without([key])
+            config, missing = _parsed(parser, tree.values or default)
+        if not wrong:
             raise UserError(reason(message))
-        key, gone = ".".join(keys) if _MISSING in message else culprit.key.removesuffix("+"), [culprit]
-        if _MISSING in message or known_classes(key) or class_problem(key, culprit.value):  # the class cannot be built
-            gone += [a for a in arguments.assignments if f"{a.key}.".replace("+", "").startswith(f"{key}.")]
-        if not (_MISSING in message and any(a.key.startswith(f"{key}.") for a, _ in mistakes)):  # missing: it was left out
-            mistakes.append((culprit, message))
-        arguments = arguments.without(gone)
-    known = [key for key, _ in leaves(config.as_dict())]
-    mistakes.sort(key=lambda mistake: given.index(mistake[0]))
-    return [_sentence(culprit, message, known) for culprit, message in mistakes], config
+        self._messages |= wrong
+        return parser.parse_object(copy.deepcopy(default)) if config is None else config
+
+    def sentences(self, config: Namespace, unknown: Iterable[str]) -> list[str]:
+        """Return a sentence for each recorded mistake and each unknown key, in the order in which sources set the keys.
+
+        Args:
+            config: all settings without the mistakes.
+            unknown: top-level keys of the tree that are neither a group nor an option.
+        """
+        known, given = [key for key, _ in leaves(config.as_dict())], self._tree.given
+        mistakes = {key: _sentence(self._assignment(key), message, known) for key, message in self._messages.items()}
+        mistakes |= {key: unknown_key(a, known) for key, a in given.items() if key.partition(".")[0] in unknown}
+        order = list(given)
+        return [mistakes[key] for key in sorted(mistakes, key=lambda key: order.index(key) if key in order else -1)]
+
+    def _assignment(self, key: str) -> Assignment:
+        below = [a for each, a in self._tree.given.items() if each.startswith(f"{key}.")]
+        return self._tree.given.get(key) or replace((below or [Assignment("", None, COMMAND_LINE)])[-1], key=key)
+
+
+def _parsed(parser: RecipeParser, values: dict[str, Any]) -> tuple[Namespace | None, str]:
+    """Return (values in the types that `parser` declares, or None; why jsonargparse refuses `values`, or "")."""
+    try:
+        return parser.parse_object(copy.deepcopy(values)), ""  # it changes lists of classes
+    except Exception as error:  # types of users' classes raise many
+        return None, str(error)
 
 
 def _keys_in(message: str) -> list[str]:
-    """The parts of the wrong key in a message of jsonargparse: `data` and `tokenizer` if data.tokenizer is wrong."""
-    keys = [key for key in re.findall(r'Parser key "([\w.]+)"', message) if key != "config"]
-    if keys and (nested := re.findall(r"NestedArg\(key='([\w.]+)'", message)):
-        return [keys[0], nested[-1]]
-    if option := _OPTION.search(message):
-        return [*keys, next(filter(None, option.groups()))]
-    return keys or message.partition(_MISSING)[2].split(", ")[:1]
-
-
-def _culprit(assignments: list[Assignment], keys: list[str], message: str) -> Assignment | None:
-    """The assignment that a message is about: that of the key or, if there is none, of a key below or above it; or None.
-
-    Args:
-        keys: the parts of the key, from `_keys_in`.
-    """
-    inside = len(keys) > 1 and any(a.key.startswith(f"{keys[0]}.") and a.key.endswith(f".{keys[-1]}") for a in assignments)
-    for count in range(len(keys), 0, -1):
-        key = ".".join(keys[:count])
-        same = [a for a in assignments if a.key.removesuffix("+") == key]
-        below = [a for a in assignments if a.key.startswith(f"{key}.") or a.key.endswith(f".{key}")]
-        named = [a for a in below if a.key.endswith(f".{keys[-1]}")]
-        above = [a for a in assignments if key.startswith(f"{a.key}.") and not inside]
-        quoted = [
-            [a for a in candidates if f": {a.value}" in message or f"'{a.value}'" in message]
-            for candidates in (same, named, below)
-        ]
-        if matching := next(filter(None, [*quoted, same, named, below, above]), None):
-            return matching[-1]
-    return None
+    """Return the parts of the key that a message of jsonargparse is about: [data, tokenizer] for data.tokenizer."""
+    return re.findall(r'Parser key "([\w.]+)"', message) or message.partition(_MISSING)[2].split(", ")[:1]
 
 
 def reason(error: str) -> str:
-    """The line of an error that gives the reason: the message of the constructor, without jsonargparse's text around it."""
+    """Return the line of an error's text that has the reason, cut to 300 characters: without jsonargparse's text around it."""
     lines = [line.strip(" -.") for line in error.splitlines() if line.strip()]
     own = [line for line in lines if re.search(r"\(--[\w.]+\)", line)]
     noise = ("Expected a", "Does not validate", "Problem with given", "Subtypes:", "Errors:", "Given value", "Parser key")
@@ -117,7 +128,7 @@ def is_mistake(error: Exception) -> bool:
 
 
 def _ran_lit_llm(error: BaseException) -> bool:
-    """Whether code of lit_llm, other than the command line's own, was running when the error was raised."""
+    """Whether the traceback of an error has a function of lit_llm that is not in lit_llm.config."""
     trace = error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__"))
@@ -127,24 +138,18 @@ def _ran_lit_llm(error: BaseException) -> bool:
     return False
 
 
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, str) and value.startswith("["):
-        value = read_yaml(value)
-    return value if isinstance(value, list) else []
-
-
 def _sentence(assignment: Assignment, error: str, known: list[str]) -> str:
     if problem := class_problem(assignment.key, assignment.value):
         return problem
     key, value, where = assignment.key, short(assignment.value), assignment.where
-    if assignment.value is None and key in known:
+    if assignment.value in (None, "null") and key in known:
         return f"{key} is null, but needs a value (--{key})"  # as `ranges.null_problems` says it
     keys, classes = _keys_in(error), list(known_classes(key))
     if _MISSING in error:
         group, missing = ".".join(keys), error.partition(_MISSING)[2].partition("\n")[0].split(", ")
         if missing == [group]:
             return f"{group} is null, but needs a value (--{group})"
-        entries = [e if isinstance(e, dict) else {"class_path": e} for e in _listed(assignment.value)]
+        entries = [e if isinstance(e, dict) else {"class_path": e} for e in as_list(assignment.value)]
         lacking = [e["class_path"] for e in entries if "class_path" in e and not {*missing} <= {*(e.get("init_args") or {})}]
         named = lacking or re.findall(r"class_path='([\w.]+)'", error) or [default_class(group)]
         flags = (
@@ -153,10 +158,13 @@ def _sentence(assignment: Assignment, error: str, known: list[str]) -> str:
             else ", ".join(f"--{group}.{name}" for name in missing)
         )
         return f"{group} is {str(named[0]).rpartition('.')[2]}, which needs {' and '.join(missing)} ({flags})"
-    if (option := _OPTION.search(error)) and key.endswith(next(filter(None, option.groups()))):
+    option = next((each for groups in _OPTION.findall(error) for each in groups if each), None)
+    if option is not None and key.endswith(option):
         return unknown_key(assignment, known)
     if missing_name := _missing_class(key.removesuffix("+"), assignment.value):
         return f"{key} is {value}: {missing_name} {where}"
+    if option is not None and isinstance(as_list(assignment.value)[0], dict):
+        return f"{key} is {value}: no entry has an argument {option} {where}"
     error = error.rpartition('Parser key "')[2]  # the part about the innermost key
     named = assignment.value
     if classes and (not isinstance(named, str) or named.rpartition(".")[2] not in classes):
@@ -184,14 +192,14 @@ _IN_TRAINER: dict[str, type] = {"trainer.callbacks": Callback, "trainer.logger":
 
 
 def _missing_class(key: str, value: Any) -> str | None:
-    """Which module or class that the value names does not exist, as the end of a sentence.
+    """Return the end of a sentence: which module or class that `value` names is missing, or cannot be imported.
 
-    None if all of them exist, or if the key takes no class.
+    None: all of them exist, or the key takes no class.
     """
     base = _IN_TRAINER.get(key)
     if base is None and key not in CLASSES:
         return None
-    for entry in _listed(value) or [value]:
+    for entry in as_list(value) or [value]:
         path = entry.get("class_path") if isinstance(entry, dict) else entry
         if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
             continue
@@ -222,7 +230,7 @@ def _did_you_mean(name: str, names: list[str]) -> str:
 
 
 def nearest_class(value: str, classes: list[str]) -> str | None:
-    """The name of the most similar class, or None. Letter case does not count: `adamw` is AdamW."""
+    """Return the name in `classes` that is most similar to `value`, without regard to letter case; None if none is similar."""
     name = value.rpartition(".")[2].lower()
     by_lower = {each.lower(): each for each in reversed(classes)}
     near = difflib.get_close_matches(name, by_lower, n=1)
@@ -230,7 +238,7 @@ def nearest_class(value: str, classes: list[str]) -> str | None:
 
 
 def _choices(kinds: str) -> list[str]:
-    """The values of a type that consists of Literal[…] and null only, each once; empty for any other type."""
+    """Return the values of a type, given as text, that has only Literal[…] and null, each once; [] for any other type."""
     if re.sub(r"Literal\[[^\]]*\]|null|[,\s]", "", kinds):
         return []
     values = [str(value) for inner in re.findall(r"Literal\[([^\]]*)\]", kinds) for value in ast.literal_eval(f"[{inner}]")]

@@ -1,14 +1,17 @@
-"""The parser of recipes: every option and group as jsonargparse arguments, and the classes that a group can name."""
+"""The parsers of recipes: one of jsonargparse for each group, and the classes that a group can name."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import operator
 import os
-from typing import Any, Literal, NoReturn, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 import lightning.pytorch
 import torch
-from jsonargparse import SUPPRESS, ActionConfigFile, set_dumper, set_loader
+from jsonargparse import set_dumper, set_loader
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim import Optimizer
@@ -17,26 +20,17 @@ import lit_llm.data
 import lit_llm.optim
 import lit_llm.training.distillation  # other objectives than the default
 import lit_llm.training.preference
-from lit_llm.config.groups import ARCHITECTURE, CALLBACKS, CLASSES, OFF, PLAIN, TRAINER, Command, options_of
+from lit_llm.config.arguments import flag_value
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, OFF, PLAIN, Command, options_of
 from lit_llm.core.errors import UserError
-from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml, read_yaml
-from lit_llm.training.objective import Objective
+from lit_llm.core.yaml_reading import InvalidYaml, dump_yaml
 
-
-def _load(text: str) -> Any:
-    """Read YAML text, which is the value of a flag or the content of a recipe file."""
-    value = read_yaml(text)
-    if isinstance(value, dict) and text.strip(" {}").replace(" ", "").rstrip(":").split(",") == list(value):
-        return text  # `{a, b}` and `a:` are dicts of nulls in YAML, but a flag means text by them
-    return value
-
-
-set_loader("recipe", _load, (InvalidYaml,))
-set_dumper("yaml", dump_yaml)  # quotes the texts that `_load` would read as something else
+set_loader("recipe", flag_value, (InvalidYaml,))
+set_dumper("yaml", dump_yaml)  # quotes the texts that `flag_value` would read as something else
 
 
 class RecipeParser(LightningArgumentParser):
-    """Raises UserError instead of exiting, so that all mistakes can be gathered."""
+    """Parser of jsonargparse for recipes. A mistake raises UserError instead of ending the process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"parser_mode": "recipe", **kwargs})
@@ -45,74 +39,65 @@ class RecipeParser(LightningArgumentParser):
         raise UserError(message) from ex
 
 
-def make_parser(command: Command, defaults: dict[str, Any] | None = None) -> RecipeParser:
-    """The parser of one command.
+@functools.cache
+def parser_of(group: str) -> RecipeParser:
+    """Return the parser of one group, made once, which converts values of the group to the types that its class declares.
 
-    Args:
-        defaults: default values by dotted key, instead of those in `lit_llm.config.groups`.
+    Removes JSONARGPARSE_DEFAULT_ENV from the environment of this process.
     """
     os.environ.pop("JSONARGPARSE_DEFAULT_ENV", None)  # it would make jsonargparse read settings from environment variables
-    header = [f"lightning.pytorch=={lightning.pytorch.__version__}"]
-    parser = RecipeParser(prog=f"python -m lit_llm {command}", exit_on_error=False, dump_header=header)
-    parser.add_argument("-c", "--config", action=ActionConfigFile)
-    for option in options_of(command):
-        hidden = SUPPRESS if command not in option.commands else option.help
-        parser.add_argument(f"--{option.name}", type=option.type, default=option.default, help=hidden)
-    for group in ("model", "loss", "compute"):
-        parser.add_class_arguments(class_at(PLAIN[group]), group)
-        if group == "model":
-            _add_architecture(parser)
-    for group in OFF:
+    parser = RecipeParser(exit_on_error=False)
+    if group in OFF:
         parser.add_argument(f"--{group}", type=class_at(PLAIN[group]) | None, default=None)
-    parser.add_subclass_arguments((Objective,), "objective", required=True)
-    parser.add_subclass_arguments(
-        (Optimizer,), "optimizer", instantiate=False, fail_untyped=False, skip={"params"}, required=True
-    )
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True, required=True)
-    for group, settings in CALLBACKS.items():
-        parser.add_lightning_class_args(class_at(settings.base), group, subclass_mode=True, required=False)
-    _add_trainer(parser)
-    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER.items()})
-    parser.set_defaults({group: settings.value for group, settings in CLASSES.items()})
-    parser.set_defaults(defaults or {})
+    elif group == "trainer":
+        _add_trainer(parser)
+    elif group in PLAIN:
+        parser.add_class_arguments(class_at(PLAIN[group]), group)
+    else:
+        base = torch.nn.Module if group == ARCHITECTURE else class_at(CLASSES[group].base)
+        skip = {ARCHITECTURE: {"vocab_size"}, "optimizer": {"params"}}.get(group, set())
+        # Commands make optimizers and the user's own models themselves, when their parameters or the vocabulary are known.
+        parser.add_subclass_arguments((base,), group, required=False, instantiate=not skip, fail_untyped=False, skip=skip)
     return parser
 
 
-def _add_architecture(parser: RecipeParser) -> None:
-    parser.add_subclass_arguments(
-        (torch.nn.Module,),
-        ARCHITECTURE,
-        instantiate=False,
-        fail_untyped=False,
-        skip={"vocab_size"},
-        required=False,
-        help="Your own model, by the path of its class (docs/own-model.md).",
-    )
+@functools.cache
+def parser_of_options(command: Command) -> RecipeParser:
+    """Return the parser of the options (`groups.Option`) that a command accepts, made once for each command."""
+    header = [f"lightning.pytorch=={lightning.pytorch.__version__}"]
+    parser = RecipeParser(exit_on_error=False, dump_header=header)
+    for option in options_of(command):
+        parser.add_argument(f"--{option.name}", type=option.type, default=option.default)
+    return parser
 
 
 def _add_trainer(parser: RecipeParser) -> None:
-    """Add the arguments of Lightning's Trainer to the parser, with one more precision: auto."""
+    """Add the arguments of Lightning's Trainer to a parser, with one more precision: auto.
+
+    The types of a union are tried in order, so int is sorted first, and 20 stays an int. Without sorting, the order would be
+    the one in which some module of this process first wrote `Union[int, float]`.
+    """
     trainer = class_at(PLAIN["trainer"])
-    parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={"precision"})
-    known = get_type_hints(trainer.__init__)["precision"]  # type: ignore[misc]
+    types = get_type_hints(trainer.__init__)  # type: ignore[misc]
+    own = {name: hint for name, hint in types.items() if {int, float} <= {*get_args(hint)}} | {"precision": types["precision"]}
+    parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True, skip={*own})
     assert parser.groups is not None
-    parser.groups["trainer"].add_argument(
-        "--trainer.precision",
-        type=known | Literal["auto"],
-        default=None,
-        help="As Lightning's Trainer takes it. auto: bf16-mixed if the device has units for bf16, else 32-true.",
-    )
+    for name, hint in own.items():
+        also = (Literal["auto"],) if name == "precision" else ()
+        kinds = sorted((*get_args(hint), *also), key=lambda kind: kind is not int)
+        default = inspect.signature(trainer).parameters[name].default
+        parser.groups["trainer"].add_argument(f"--trainer.{name}", type=functools.reduce(operator.or_, kinds), default=default)
 
 
 def class_at(class_path: str) -> type:
-    """The class of lit_llm, torch or Lightning with this path, which must exist."""
+    """Import and return the class of lit_llm, torch or Lightning with this path, which must exist."""
     cls = find_class("", class_path)
     assert cls is not None, class_path
     return cls
 
 
 def find_class(key: str, value: Any) -> type | None:
-    """The class that the value of a key names, by its short name or its class path; None if there is none."""
+    """Return the class that `value` names: by a short name known for `key`, or by its path, which is imported; else None."""
     if not isinstance(value, str):
         return None
     if "." not in value:
@@ -127,12 +112,12 @@ def find_class(key: str, value: Any) -> type | None:
 
 
 def known_classes(key: str) -> dict[str, type]:
-    """The classes that a group can name, by their short names; none for keys that do not take a class."""
+    """Return {short name: class} of the classes that the value of `key` can name; {} for keys that do not take a class."""
     return {cls.__name__: cls for cls in sorted(_classes(key), key=lambda cls: (cls.__name__, _is_meant(cls)))}
 
 
 def class_path(key: str, value: Any) -> Any:
-    """The path of the class that a short name means if several classes have it, such as Adafactor; else the value unchanged."""
+    """Return the class path that `value` means if it is the short name of several classes (Adafactor); else `value`."""
     if [cls.__name__ for cls in _classes(key)].count(value) < 2:
         return value
     cls = known_classes(key)[value]
@@ -140,7 +125,7 @@ def class_path(key: str, value: Any) -> Any:
 
 
 def _is_meant(cls: type) -> bool:
-    """Whether a short name that several classes have means this class: it does if the class is no other package's."""
+    """Whether a class is from lit_llm, torch or Lightning. A short name that several classes share means such a class."""
     return cls.__module__.startswith(("lit_llm.", "torch.", "lightning."))
 
 
@@ -152,7 +137,7 @@ def _classes(key: str) -> list[type]:
 
 
 def concrete_subclasses(base: type) -> list[type]:
-    """The base class and every class below it that is public and not abstract."""
+    """Return the public and concrete ones of `base` and all its subclasses, without LightningDataModule and Optimizer."""
     classes, queue = [], [base]
     while queue:
         cls = queue.pop()

@@ -26,14 +26,14 @@ from lit_llm.models.gpt import GPTConfig
 
 
 def launcher_problem(strategy: object) -> str | None:
-    """Why a strategy's name is refused: spawned and forked processes would need every callback to be pickled. Else None."""
+    """Return why a strategy is refused (it spawns or forks processes, so every callback would have to be pickled), or None."""
     if isinstance(strategy, str) and strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
         return f"trainer.strategy is {strategy}, but its way to start processes is not supported (--trainer.strategy ddp)"
     return None
 
 
 def device_problems(trainer: Trainer, compute: ComputeConfig | None, model: GPTConfig | None) -> list[str]:
-    """Features of the recipe that the device does not have, one sentence each."""
+    """Return a sentence for each feature of the recipe (float8, attention kernel, bf16) that the device does not support."""
     device = trainer.strategy.root_device
     problems: list[str] = []
     if compute is not None and compute.float8:
@@ -48,9 +48,9 @@ def device_problems(trainer: Trainer, compute: ComputeConfig | None, model: GPTC
 
 
 def optimizer_device_problem(trainer: Trainer, optimizer: Namespace) -> str | None:
-    """Why the optimizer's options do not work on the device, or None.
+    """Return why an option of the optimizer does not work on the Trainer's device, or None.
 
-    torch itself refuses `capturable` only in the first step, and never refuses `foreach`.
+    torch itself refuses `capturable` on a CPU only in the first step, and never refuses `foreach`.
     """
     device, options = trainer.strategy.root_device.type, optimizer.get("init_args") or {}
     if options.get("capturable") is True and device == "cpu":
@@ -64,7 +64,7 @@ def optimizer_device_problem(trainer: Trainer, optimizer: Namespace) -> str | No
 
 
 def name_problems(trainer: Namespace) -> list[str]:
-    """One sentence for each name that the Trainer does not know, with the most similar known name."""
+    """Return a sentence for each Trainer setting whose value is an unknown name, with the most similar known name."""
     known = {
         "strategy": ["auto", *StrategyRegistry.available_strategies()],
         "accelerator": ["auto", "gpu", *AcceleratorRegistry.available_accelerators()],
@@ -77,15 +77,13 @@ def name_problems(trainer: Namespace) -> list[str]:
 def _name_problem(key: str, value: Any, names: list[str]) -> str | None:
     if not isinstance(value, str) or value in names:
         return None
-    if "." in value and not value.lstrip().startswith("{"):
-        return f"trainer.{key} is {value!r}, but a class is written as a dict (--trainer.{key} '{{class_path: {value}}}')"
     near = difflib.get_close_matches(value.lower(), names, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; known names: {', '.join(name for name in names if '_' not in name)}"
     return f"trainer.{key} is {value[:60]!r}, which is not known{hint} (--trainer.{key})"
 
 
 def accelerator_problem(trainer: Namespace) -> str | None:
-    """Why this machine does not have the accelerator or the devices that a recipe asks for; None if it does."""
+    """Return why this machine lacks the accelerator or the devices of the Trainer settings `trainer`; None if it has both."""
     name, devices = trainer.accelerator, trainer.devices
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     count = 0 if accelerator is None else torch.accelerator.device_count()
@@ -116,7 +114,7 @@ _LOGGER_PACKAGES = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow", "CometLogg
 
 
 def logger_problems(loggers: Any) -> list[str]:
-    """Loggers whose package is not installed, one sentence each."""
+    """Return a sentence for each logger in the setting trainer.logger whose package is not installed."""
     problems: list[str] = []
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else None
@@ -134,11 +132,11 @@ _INSTEAD: dict[type[Callback], str] = {
     lightnings.BackboneFinetuning: "--lora.rank N trains a small part of the weights",
     lightnings.ModelPruning: "nothing here prunes weights",
 }
-"""Lightning's callbacks that fail with a LanguageModel, and the text that says what to use instead."""
+"""{Lightning's callback that fails with a LanguageModel: text that says what to use instead}."""
 
 
 def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
-    """Why callbacks would refuse the run when training starts, one sentence each. By then, a run folder would exist."""
+    """Return a sentence for each reason why callbacks would refuse the run at its start, when its folder already exists."""
     problems: list[str] = []
     if isinstance(trainer.strategy, MeshStrategy):
         problems += filter(None, [clip_problem(trainer.strategy.pipeline, trainer.gradient_clip_val)])
@@ -153,7 +151,7 @@ def callback_problems(trainer: Trainer, data: object = None) -> list[str]:
                 instead = f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, it needs 1"
         if instead is not None:
             problems.append(f"{type(callback).__name__} does not work here: {instead}; remove it from trainer.callbacks")
-        if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # with -1 the data set its steps
+        if isinstance(callback, callbacks.Schedule) and trainer.max_steps != -1:  # with -1, steps are unknown before the data
             try:
                 callback.resolve(trainer)
             except ValueError as error:

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from lit_llm.config.arguments import Arguments
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import OFF, OPTIONS, PLAIN, Command, options_of
 from lit_llm.config.parser import class_at, find_class
 from lit_llm.core.number_domain import LARGEST, STEPS, Domain, above, at_least, below, ranges_of, whole
-from lit_llm.core.yaml_reading import read_yaml
 
 _RATE = 10_000
 _BATCHES = Domain(1, LARGEST, fraction=True, null=True)
@@ -79,11 +77,11 @@ _OURS = ("lit_llm", "torch", "lightning")
 
 
 def range_of(key: str, cls: type | None, name: str) -> Domain | None:
-    """The range of an argument; None if none is stated.
+    """Return the range of the argument `name`, None if no range is stated for it.
 
     Args:
-        key: the key of the class, such as `optimizer`; "" for the launch itself.
-        cls: the class that has the argument; None for the launch.
+        key: the key of the class, such as `optimizer`; "" for an option of the launch.
+        cls: the class that has the argument; None for an option of the launch.
     """
     if cls is None:
         return next((option.range for option in OPTIONS if option.name == name), None)
@@ -94,7 +92,7 @@ def range_of(key: str, cls: type | None, name: str) -> Domain | None:
 
 
 class Argument(NamedTuple):
-    """An argument of a class in a parsed recipe, or of the launch if `cls` is None."""
+    """Record of an argument in a parsed recipe, with its dotted key: of the class `cls`, or if that is None, of the launch."""
 
     key: str
     cls: type | None
@@ -103,7 +101,7 @@ class Argument(NamedTuple):
 
 
 def arguments_in(config: Namespace) -> Iterator[Argument]:
-    """Every argument of the launch and of the classes in a parsed recipe, also of classes that are values."""
+    """Yield every option of the launch and every argument of the classes in a parsed recipe, also of classes within values."""
     for name, value in vars(config).items():
         if name in PLAIN and isinstance(value, Namespace):
             yield from _of_class(name, class_at(PLAIN[name]), vars(value))
@@ -119,7 +117,7 @@ def _of_class(key: str, cls: type, values: dict[str, Any]) -> Iterator[Argument]
 
 
 def _inside(key: str, value: Any) -> Iterator[Argument]:
-    """The arguments of the classes that a value names."""
+    """Yield the arguments of the classes in `value`, the value of `key`, at any depth."""
     if isinstance(value, list):
         for each in value:
             yield from _inside(key, each)
@@ -136,7 +134,7 @@ def _inside(key: str, value: Any) -> Iterator[Argument]:
 
 
 def number_problems(config: Namespace, given: Collection[str]) -> dict[str, str]:
-    """A sentence for each number outside its range, by dotted key.
+    """Return {dotted key: sentence} for each number outside its range.
 
     Args:
         config: a parsed recipe.
@@ -155,7 +153,7 @@ def number_problems(config: Namespace, given: Collection[str]) -> dict[str, str]
 
 
 def _numbers(key: str, domain: Domain | None, value: Any) -> Iterator[tuple[str, Domain | None, Any]]:
-    """(key, range, value) of each number in the value of an argument, except the numbers of classes in it."""
+    """Yield (key, range, number) of each number in the value of an argument, without numbers of classes in this value."""
     if isinstance(value, Namespace | dict):
         items = vars(value) if isinstance(value, Namespace) else value
         if not isinstance(items.get("class_path"), str):
@@ -173,12 +171,12 @@ def _numbers(key: str, domain: Domain | None, value: Any) -> Iterator[tuple[str,
 
 # -- null ---------------------------------------------------------------------------------------------------------------
 
-_NEEDED = (*(group for group in PLAIN if group not in OFF), "optimizer", "data")
+_NEEDED = (*(group for group in PLAIN if group not in OFF), "objective", "optimizer", "data")
 """Groups that a run cannot do without."""
 
 
 def null_problems(command: Command, config: Namespace) -> list[str]:
-    """A sentence for each key that is null and must not be. jsonargparse accepts null in a recipe file, whatever the type."""
+    """Return a sentence for each key that is null and must not be. jsonargparse accepts null for any type in a recipe file."""
     keys = [option.name for option in options_of(command) if config[option.name] is None and not _optional(option.type)]
     keys += [group for group in _NEEDED if config.get(group) is None]
     keys += [
@@ -198,7 +196,7 @@ def _accepts_null(cls: type, argument: str) -> bool:
 
 @functools.cache
 def _own_hints(cls: type) -> dict[str, Any]:
-    """The types of a class's own arguments; none if a type is imported only for type checkers."""
+    """Return {argument: type} of a class's own arguments; {} if a type is imported only for type checkers."""
     init = vars(cls).get("__init__")
     try:
         return typing.get_type_hints(init) if inspect.isfunction(init) else {}
@@ -212,16 +210,3 @@ def _optional(hint: Any) -> bool:
     if typing.get_origin(hint) in (typing.Union, UnionType):
         return any(_optional(each) for each in typing.get_args(hint))
     return typing.get_origin(hint) is typing.Literal and None in typing.get_args(hint)
-
-
-def restore_whole_numbers(config: Namespace, arguments: Arguments) -> None:
-    """Undo that a count such as `limit_val_batches: 20` was parsed as a fraction, 20.0.
-
-    The parser tries the types of a union in order. `typing` gives Lightning's `Union[int, float]` in the order that some
-    module used first in this process.
-    """
-    for key in (f"trainer.{name}" for name, domain in OF_LIBRARIES["trainer"].items() if domain.fraction):
-        given = arguments.value_of(key)
-        given = read_yaml(given) if isinstance(given, str) else given
-        if isinstance(config.get(key), float) and isinstance(given, int):
-            config[key] = given

@@ -1,4 +1,4 @@
-"""Recipes as files: where they are, what their headers say, and which base they have. No torch, no Lightning."""
+"""Find recipe files, and read their settings, headers and bases. This module imports neither torch nor Lightning."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 from lit_llm.runs.run_folder import CONFIG, default_run_dir
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
-"""The shipped recipes, in a checkout and in an installed wheel."""
+"""Folder of the recipes that are part of lit_llm, in a checkout and in an installed wheel."""
 
 
 def find_recipe(name: str) -> Path:
-    """The file that `--config` names: a YAML file with that path, or a recipe's name (`x`, `x.yaml`, `recipes/x.yaml`).
+    """Return the file for a value of `--config`: an existing YAML file, or a recipe's name (`x`, `x.yaml`, `recipes/x.yaml`).
 
-    Recipes in `recipes/` of the current folder come before the shipped ones. Any other name is returned unchanged, and whoever
-    reads the file reports it.
+    Recipes in `recipes/` of the current folder come before lit_llm's recipes. If no file is found, return `name` as a path,
+    whose reader reports the error.
     """
     here = Path(name)
     if here.suffix in (".yaml", ".yml", ".json") and os.path.isfile(here):
@@ -31,16 +31,16 @@ def find_recipe(name: str) -> Path:
 
 
 def in_folder(folder: Path, name: str) -> Path | None:
-    """The recipe with that name in a folder of recipes; None if there is none."""
+    """Return the file of the recipe `name` in the folder `folder`; None if the folder has no such recipe."""
     file = folder / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
     return file if os.path.isfile(file) and real_path(file).is_relative_to(real_path(folder)) else None
 
 
 def content_of(recipe: Path) -> dict[str, Any]:
-    """The settings of a recipe file, and its key `base`.
+    """Return the content of a recipe file: its settings, and the key `base` if it has one.
 
     Raises:
-        UserError: It cannot be read, is not YAML, or has no settings.
+        UserError: The file cannot be read, is not YAML, or has no settings.
     """
     try:
         content = read_yaml_file(recipe)
@@ -59,8 +59,8 @@ def _hint(recipe: Path) -> str:
 
 
 def hint_for(name: str) -> str:
-    """The shipped recipes that a name can mean, as the end of a sentence: recipes of its family and size, of its family, or
-    with the most similar name. "" if there is none.
+    """Return the end of an error's sentence, "; did you mean X?", for an unknown recipe name. X is a recipe of a
+    similar family and the same size; else X are up to four of the same family; else the most similar name. "" without any.
     """
     headers = shipped()
     family, _, size = name.partition("-")
@@ -77,12 +77,12 @@ def hint_for(name: str) -> str:
 
 
 def with_base(recipe: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """A recipe and the base that it names, each with its settings, in the order in which they apply.
+    """Return [(file, settings)] of the base that a recipe names, if any, and of the recipe, whose settings override the base's.
 
-    `base` is a path relative to the recipe, or else a name as `--config` takes it.
+    The key `base` is a path relative to the recipe, or else a name as in `--config`.
 
     Raises:
-        UserError: A file cannot be read, or the base has a base itself. A reader should need two files at most.
+        UserError: A file cannot be read, or the base has a base itself, which is refused so that two files explain a recipe.
     """
     content = content_of(recipe)
     named = content.pop("base", None)
@@ -100,10 +100,10 @@ def with_base(recipe: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def base_of(recipe: Path) -> Path | None:
-    """The base that a recipe names; None if it names none.
+    """Return the file of the base that a recipe names; None if the recipe names no base.
 
     Raises:
-        UserError: As `with_base`.
+        UserError: A file cannot be read, or the base has a base itself.
     """
     files = with_base(recipe)
     return files[0][0] if len(files) == 2 else None
@@ -111,14 +111,15 @@ def base_of(recipe: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Header:
-    """The comment at the top of a recipe: a title, then lines with a key, two or more spaces, and a value."""
+    """Record of the comment at the top of a recipe: a title, then lines with a key, two or more spaces, and a value."""
 
     title: str
     facts: dict[str, str]
-    """Values by key. Text that follows a value after two or more spaces is left out."""
+    """{key: value} of the header's lines. Text that follows a value after two or more spaces is left out."""
 
     @classmethod
     def of(cls, recipe: Path) -> Header:
+        """Read the header of a recipe file; without a comment at the top, the title is "" and `facts` is empty."""
         lines: list[str] = []
         with open(recipe, encoding="utf-8") as file:
             for line in file:
@@ -133,14 +134,14 @@ class Header:
 
     @property
     def is_overlay(self) -> bool:
-        """Whether this changes other recipes instead of describing a model, so that it states no parameter count."""
+        """Whether the file is an overlay, which changes settings of other recipes: its header has no number of parameters."""
         return "parameters" not in self.facts
 
 
 def shipped() -> dict[str, Header]:
-    """Headers of every shipped recipe and overlay by name, such as `gpt2-124m` or `strategy/ddp`.
+    """Return {name: header} of every recipe and overlay of lit_llm, with names such as `gpt2-124m` or `strategy/ddp`.
 
-    The smallest model comes first. Recipes for any size follow, then overlays.
+    The smallest model comes first. Recipes without a fixed size follow, then overlays.
     """
     headers = {path.relative_to(SHIPPED).with_suffix("").as_posix(): Header.of(path) for path in SHIPPED.rglob("*.yaml")}
     headers = {name: header for name, header in headers.items() if not name.startswith("base/")}
@@ -154,15 +155,16 @@ def shipped() -> dict[str, Header]:
 
 
 def reference_curve(named: str, config_files: list[str]) -> Path:
-    """The file with the curve that `--check_against` names. "auto" is the curve shipped for the first recipe.
+    """Return the file of the recorded loss curve for a value of `--check_against`: a path, or "auto" for lit_llm's curve of the
+    first recipe in `config_files`.
 
     Raises:
-        UserError: No curve is shipped for the recipe.
+        UserError: lit_llm has no curve of the recipe.
     """
     if named != "auto":
         return Path(named)
     first = Path(config_files[0]) if config_files else Path()
-    # The config.yaml of a run folder: the run is named after its recipe.
+    # For the config.yaml of a run folder, the folder's name is the recipe's name.
     recipe = first.absolute().parent.name if first.name == CONFIG else default_run_dir(config_files).name
     path = SHIPPED / "evidence" / f"{recipe}.csv"
     if not path.is_file():

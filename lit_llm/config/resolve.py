@@ -1,4 +1,4 @@
-"""Decides what a run is before anything is built: its folder, where it starts and ends, its seed and precision."""
+"""Resolve the settings of a run before its objects are built: run folder, starting checkpoint, last step, seed, precision."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from lit_llm.training.auto_precision import AUTO, choose, keep
 
 
 def read_spec(command: Command, arguments: Arguments | list[str], *, weights: Path | None = None) -> RunSpec:
-    """The run that arguments describe. The weights that `init_from` names give the defaults of the model and the tokenizer.
+    """Return the run that `arguments` describe. The weights in `init_from` determine defaults of the model and the tokenizer.
 
     Args:
-        weights: for `prepare`: the teacher, whose block size and tokenizer are the defaults.
+        weights: for `prepare`: the path of the teacher, whose block size and tokenizer are the defaults.
 
     Raises:
-        UserError: The reasons of `parse`, or `init_from` is not a path.
+        UserError: A recipe file cannot be read, `init_from` is not a path, or a mistake concerns no single value.
     """
     arguments = read(arguments) if isinstance(arguments, list) else arguments
     named = weights or (arguments.value_of("init_from") if command == "fit" else None)
@@ -48,7 +48,7 @@ def read_spec(command: Command, arguments: Arguments | list[str], *, weights: Pa
 
 
 def resolved(arguments: Arguments | list[str]) -> str:
-    """The configuration that `fit` would use, with base, overlays and defaults filled in, as YAML that runs as it is.
+    """Return the configuration that `fit` would use, with base, overlays and defaults merged, as the YAML of one recipe.
 
     Raises:
         UserError: The arguments have problems; the text has a sentence for each.
@@ -58,21 +58,21 @@ def resolved(arguments: Arguments | list[str]) -> str:
     text = spec.as_yaml(without=("resume", *LAUNCH_ONLY))
     if not spec.unusable_weights:
         return text
-    # The model follows from weights that are not on this machine. Only settings of the recipe are known.
+    # The model's defaults come from weights that cannot be read. Only the settings of the recipe and flags are known.
     values = read_yaml(text)
     values["model"] = {key: value for key, value in values["model"].items() if f"model.{key}" in spec.given}
     return dump_yaml(values)
 
 
 def decide(spec: RunSpec, *, run_dir: Path | None = None, machine: OtherMachine | None = None) -> RunSpec:
-    """Decide everything that the arguments of a run leave open, but the number of steps of its epochs. Seeds this process.
+    """Return `spec` with run folder, start, last step, seed, precision and warmup resolved. Seeds this process.
 
     Args:
-        run_dir: the folder of a run that is thrown away. None: the folder that the spec names.
-        machine: the devices that the run is planned for; None: this machine.
+        run_dir: the folder of a trial run, whose results are discarded. None: the folder that the spec names.
+        machine: the devices for which the run is planned; None: this machine.
 
     Raises:
-        UserError: A value is null that must not be, or the weights that the model depends on cannot be used.
+        UserError: A value is null that must not be, or the weights that determine the model cannot be used.
     """
     config, problems, notes = spec.config.clone(), [*spec.problems], [*spec.notes]
     assert not spec.fits or not config.init_from or spec.named_weights or spec.unusable_weights, "use read_spec"
@@ -102,7 +102,7 @@ def decide(spec: RunSpec, *, run_dir: Path | None = None, machine: OtherMachine 
     if spec.warmup is not None and spec.fits:
         notes += keep_warmup(spec.warmup, config, (start if machine is None else machine.start).saved)
     if spec.unusable_weights and start.checkpoint is None:
-        if machine is None or not spec.describes_model:  # the model depends on these weights
+        if machine is None or not spec.describes_model:  # the unusable weights determine the model
             raise UserError("\n".join([*problems, *spec.unusable_weights]))
         notes += [f"planned without the weights that training starts from: {problem}" for problem in spec.unusable_weights]
     if config.trainer.precision == AUTO and spec.command != "prepare":
@@ -128,7 +128,7 @@ def decide(spec: RunSpec, *, run_dir: Path | None = None, machine: OtherMachine 
 
 
 def _start(spec: RunSpec, config: Namespace, run_dir: Path) -> RunStart:
-    """The checkpoint to continue from, or to evaluate."""
+    """Return the checkpoint that `fit` continues, or that `validate` and `test` evaluate."""
     ranks = processes_of(config.trainer)
     if spec.command in ("validate", "test"):
         return start_of_evaluation(run_dir, config.ckpt_path, ranks=ranks)

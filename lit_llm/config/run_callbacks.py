@@ -1,4 +1,4 @@
-"""Every callback of a run, in the order of their calls: callbacks of the recipe, and callbacks that each run has."""
+"""List all callbacks of a run in the order of their calls: callbacks of the recipe, and callbacks that every run has."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from lit_llm.training.save_config import SaveRunFolder
 def run_callbacks(
     spec: RunSpec, own: list[Callback], groups: list[Callback], *, saves: bool, progress_bar: bool
 ) -> list[Callback]:
-    """The callbacks for the Trainer, which adds those that its own settings ask for.
+    """Return the callbacks that are passed to the Trainer, in the order of their calls.
 
     Args:
-        own: the callbacks of trainer.callbacks.
+        own: the callbacks in the setting trainer.callbacks.
         groups: the callbacks of the recipe's groups, in the order of `groups.CALLBACKS`.
         saves: whether the run writes its folder.
-        progress_bar: whether progress is shown. If not, the callback TrainingProgress is left out.
+        progress_bar: whether progress is shown. False: the callback TrainingProgress is left out.
     """
     chosen = [each for each in groups if progress_bar or not isinstance(each, callbacks.TrainingProgress)]
-    if not spec.fits:  # only callbacks that show progress or score take part
+    if not spec.fits:  # an evaluation has no other callbacks of groups than these two
         return [*own, *(c for c in chosen if isinstance(c, callbacks.TrainingProgress | callbacks.TaskScores))]
     kept = [callbacks.LoggerErrors(), *own, *chosen]
     if spec.config.model.moe and not any(isinstance(callback, callbacks.ExpertBalance) for callback in kept):
-        kept.append(callbacks.ExpertBalance(rate=0.0))  # experts' loads are logged whatever balances them
+        kept.append(callbacks.ExpertBalance(rate=0.0))  # logs the experts' loads, and changes no biases
     kept += [callbacks.StepSeed(int(spec.config.seed_everything)), callbacks.DDPBucketWarmup()]
     if saves:
-        left_out = LAUNCH_ONLY if is_path(spec.config.resume) else (*LAUNCH_ONLY, "resume")  # the origin of a branch is kept
+        left_out = LAUNCH_ONLY if is_path(spec.config.resume) else (*LAUNCH_ONLY, "resume")  # a branch records its origin
         text, settings = spec.as_yaml(without=left_out), to_remember(spec.settings())
         kept.append(SaveRunFolder(text, settings, scratch=spec.scratch))
     return kept if spec.scratch else [*_of_launches(spec, kept)]
 
 
 def _of_launches(spec: RunSpec, kept: list[Callback]) -> Iterator[Callback]:
-    """Yield `kept`, with callbacks that only a run whose folder is kept needs: to watch it, refuse it and guard the folder."""
+    """Yield the callbacks `kept`, and callbacks that detect hangs, check monitored metrics and guard the run folder."""
     yield ProgressWatch(spec.config.hang_timeout, spec.log_dir or spec.run_dir)
     yield StayEnded(spec.start.end is not None)
     for callback in kept:

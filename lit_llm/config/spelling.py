@@ -23,16 +23,16 @@ from lit_llm.core.errors import UserError, report
 def check(
     command: Command, arguments: Arguments, flags: Iterable[str] = (), own: Sequence[str] = (), *, alone: bool = False
 ) -> Arguments:
-    """Print mistyped keys now, and return the arguments without them, so that the other mistakes can be found too.
+    """Print what is wrong with keys and words, and return the arguments without it, so that other mistakes can be found too.
 
     Args:
-        flags: names of flags that the command has beside its keys.
-        own: problems with the values of these flags.
-        alone: raise mistyped keys at once, and print nothing.
+        flags: names of the command's own flags, which are no keys of a recipe.
+        own: problems with the values of the own flags.
+        alone: whether to raise one error with all that is wrong, instead of printing it and returning.
 
     Raises:
-        UserError: There are mistakes, and the rest comes from shipped recipes, which have none; or the command cannot go on,
-            because its own flags are wrong.
+        UserError: There are mistakes, and either `alone` is true, or `own` is not empty, or the remaining settings are all from
+            shipped recipes, which have no mistakes.
     """
     arguments, problems = refuse_groups_without_keys(arguments)
     problems = [*own, *problems]
@@ -54,7 +54,7 @@ def check(
 
 
 def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[str]]:
-    """The arguments without values like `model: 3` and `init_args: 3`, and one sentence for each."""
+    """Return (`arguments` without values such as `model: 3` where a dict is needed, a sentence for each such value)."""
     wrong = [
         a
         for a in arguments.assignments
@@ -67,13 +67,13 @@ def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[st
 
 
 def short(value: object) -> str:
-    """The text of a value in a message, cut if it is long."""
+    """Return the text of a value for a message, cut if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}…{text[-1]}"
 
 
 def known_keys(command: Command, arguments: Arguments) -> dict[str, set[str] | None]:
-    """Top-level keys with the names of their arguments: None if any name can be valid, empty if there are no arguments."""
+    """Return {top-level key: names of its arguments; None if any name may be valid, empty if it has no arguments}."""
     known: dict[str, set[str] | None] = {option.name: set() for option in options_of(command)}
     known |= {group: arguments_of(class_path) for group, class_path in PLAIN.items()}
     known[ARCHITECTURE] = None
@@ -89,7 +89,7 @@ def known_keys(command: Command, arguments: Arguments) -> dict[str, set[str] | N
 
 
 def is_unknown(assignment: Assignment, known: dict[str, set[str] | None]) -> bool:
-    """Whether a key certainly does not exist."""
+    """Whether the key of `assignment` certainly does not exist. `known`: the result of `known_keys`."""
     group, _, rest = assignment.key.partition(".")
     if group not in known:
         return True
@@ -111,7 +111,7 @@ _READ_WITH = {"data.path": _SHARDS, "data.paths": _TEXTS} | dict.fromkeys(
 
 
 def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[str] = ()) -> str:
-    """One sentence about a key that does not exist, with the most similar one that does."""
+    """Return the message about the key of `assignment`, which does not exist, with similar keys in `known` or `flags`."""
     key, known = assignment.key, list(known)
     known += _settings_of_source(key, known)
     name = key.rpartition(".")[2]
@@ -127,7 +127,7 @@ def unknown_key(assignment: Assignment, known: Iterable[str], flags: Iterable[st
 
 
 def _settings_of_source(key: str, known: list[str]) -> list[str]:
-    """Keys of the mixture source that `key` names, built from settings of other sources, because this one may have none yet."""
+    """Return keys for the mixture source in `key`, with the settings that other sources have, without those in `known`."""
     if not (key.startswith("data.sources.") and key.count(".") == 3):
         return []
     source = key.rpartition(".")[0]
@@ -139,7 +139,7 @@ def _settings_of_source(key: str, known: list[str]) -> list[str]:
 
 
 def arguments_of(class_path: str) -> set[str] | None:
-    """Names of the arguments of a class of lit_llm or Lightning; None if its source does not tell them all.
+    """Return the names of the arguments of a class of lit_llm or Lightning; None if its source does not show all of them.
 
     Follows re-exports, base classes and `**kwargs`. May contain arguments of base classes that the class does not accept.
     """

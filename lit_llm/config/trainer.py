@@ -1,4 +1,4 @@
-"""The Trainer of a recipe: its callbacks, logger, plugins and checkpoint format."""
+"""Build the Trainer of a recipe, with callbacks, loggers, plugins and checkpoint format."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from lit_llm.training.meeting import meet
 
 
 def make_trainer(spec: RunSpec, groups: list[Callback], *, extra_logger: Logger | None, replaced: Mapping[str, Any]) -> Trainer:
-    """Build the Trainer of a run.
+    """Build and return the Trainer of a run.
 
     Args:
-        groups: callbacks of the recipe's groups.
-        extra_logger: a logger beside the recipe's.
-        replaced: Trainer settings used instead of the recipe's.
+        groups: callbacks that the recipe's groups, such as checkpoint and schedule, define.
+        extra_logger: a logger in addition to the recipe's loggers, or None.
+        replaced: {argument of Trainer: value used instead of the recipe's}.
     """
     if spec.start.step is not None:
         _continue_logged_runs(spec.config.trainer.get("logger"), spec.run_dir)
@@ -85,7 +85,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _continue_logged_runs(loggers: Any, run_dir: Path) -> None:
-    """Give loggers of W&B and MLflow the run id that the run folder has recorded. An id in the recipe takes precedence."""
+    """Set the run id of loggers of W&B and MLflow to the id that the run folder has recorded, unless the recipe has an id."""
     recorded = read_json(run_dir / LOGGER_RUNS) if (run_dir / LOGGER_RUNS).exists() else {}
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         name = str(logger.class_path).rpartition(".")[2] if isinstance(logger, Namespace) else ""
@@ -95,7 +95,7 @@ def _continue_logged_runs(loggers: Any, run_dir: Path) -> None:
 
 
 def _loggers(logger: Any, run_dir: Path, start: RunStart) -> Any:
-    """The recipe's loggers, or a TensorBoardLogger, and the metrics file of the run folder. With `logger: false`, none."""
+    """Return the recipe's loggers (default: TensorBoardLogger) and the logger of metrics.jsonl; False with `logger: false`."""
     if logger is False or logger == []:
         return False
     if logger in (None, True):
@@ -110,7 +110,7 @@ def _plugins(settings: Mapping[str, Any]) -> Any:
 
 
 def _scaled_device(settings: Mapping[str, Any]) -> str | None:
-    """The device type on which fp16 needs lit_llm's loss scaling; None where Lightning's works."""
+    """Return the device type for which fp16 needs lit_llm's loss scaling plugin; None if Lightning's loss scaling works."""
     if settings["accelerator"] == "cpu" or (settings["accelerator"] == "auto" and not torch.accelerator.is_available()):
         return "cpu"
     accelerator = torch.accelerator.current_accelerator()
@@ -118,7 +118,7 @@ def _scaled_device(settings: Mapping[str, Any]) -> str | None:
 
 
 def _set_checkpoint_format(trainer: Trainer, spec: RunSpec) -> None:
-    """Give checkpoints lit_llm's format, which has a manifest, unless the recipe chooses a checkpoint plugin."""
+    """Let the Trainer write checkpoints in lit_llm's format, unless the recipe has a checkpoint plugin."""
     config, strategy, fits = spec.config, trainer.strategy, spec.fits
     sharded, background = (False, False) if spec.scratch else (config.sharded_checkpoints, config.async_checkpoints)
     splits = False

@@ -1,4 +1,4 @@
-"""A warmup as a share of the schedule's steps, or in tokens: the command turns it into the `warmup_steps` of the callback."""
+"""A warmup given as a share of the schedule's steps or in tokens: conversion to the schedule's argument `warmup_steps`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import replace
 from jsonargparse import Namespace
 
 from lit_llm.callbacks import BatchRamp
-from lit_llm.config.arguments import Arguments, Assignment, Flag
+from lit_llm.config.arguments import COMMAND_LINE, Assignment
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import WARMUPS
 from lit_llm.config.parser import find_class
+from lit_llm.config.tree import Tree
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import InvalidYaml, read_yaml
 from lit_llm.runs.saved_run import SavedRun
@@ -21,29 +22,31 @@ STEPS, FRACTION, TOKENS = (f"schedule.{name}" for name in ("warmup_steps", *WARM
 _IN_CONFIG = "schedule.init_args.warmup_steps"
 
 
-def take_warmup(arguments: Arguments) -> tuple[Arguments, Assignment | None, list[str]]:
-    """Remove warmups that are a share or in tokens from the arguments. If one counts, a flag for 0 steps is its placeholder.
+def take_warmup(tree: Tree) -> tuple[Assignment | None, list[str]]:
+    """Remove a warmup that is a share or in tokens from `tree`. If no later one is in steps, set 0 steps as a placeholder.
 
     Returns:
-        The arguments; the share or tokens for `settle_warmup`, None if steps are given; one sentence for each mistake.
+        (the share or tokens, for `settle_warmup`, or None if steps count or there is a mistake; a sentence for each mistake).
     """
-    given = [_as_number(a) for a in arguments.assignments if a.key in (STEPS, FRACTION, TOKENS)]
+    given = [_as_number(a) for key, a in tree.given.items() if key in (STEPS, FRACTION, TOKENS)]
+    tree.remove((FRACTION, TOKENS))
     if all(a.key == STEPS for a in given):
-        return arguments, None, []
-    last, rest = given[-1], arguments.without([a for a in arguments.assignments if a.key in (FRACTION, TOKENS)])
+        return None, []
+    last = given[-1]
     twice = [a.key for a in given if a.source == last.source and a.key != last.key]
     problems = [f"the warmup is given as {key} and as {last.key}: keep one of them {last.where}" for key in twice[:1]]
     problems += [said for a in given if a.key != STEPS and (said := WARMUPS[a.key.partition(".")[2]].problem(a.key, a.value))]
-    named = [find_class("schedule", a.value) for a in arguments.assignments if a.key == "schedule"]
-    lacks = [cls.__name__ for cls in named[-1:] if cls is not None and "warmup_steps" not in all_arguments(cls)]
-    problems += [f"{last.key} is given, but {name} has no warmup {last.where}" for name in lacks]
+    schedule = find_class("schedule", tree.class_name("schedule"))
+    if schedule is not None and "warmup_steps" not in all_arguments(schedule):
+        problems.append(f"{last.key} is given, but {schedule.__name__} has no warmup {last.where}")
     if problems or last.key == STEPS:
-        return rest, None, problems
-    return replace(rest, items=[*rest.items, Flag(STEPS, "0")]), last, []
+        return None, problems
+    tree.set(Assignment(STEPS, 0, COMMAND_LINE))
+    return last, []
 
 
 def _as_number(warmup: Assignment) -> Assignment:
-    """The assignment; if its value is text, with the value that YAML reads from this text."""
+    """Return the assignment; if its value is text, with the value that the text means in YAML."""
     try:
         return replace(warmup, value=read_yaml(warmup.value)) if isinstance(warmup.value, str) else warmup
     except InvalidYaml:
@@ -51,10 +54,10 @@ def _as_number(warmup: Assignment) -> Assignment:
 
 
 def settle_warmup(warmup: Assignment, config: Namespace) -> list[str]:
-    """Set `schedule.warmup_steps` of a parsed recipe; in place. Returns notes.
+    """In a parsed recipe, set `schedule.warmup_steps` to the steps of `warmup`. Return [a note if these are 0 steps], or [].
 
     Raises:
-        UserError: The number of steps does not follow from the recipe, or is larger than that of the schedule.
+        UserError: The number of steps does not follow from the recipe, or is larger than the number of the schedule's steps.
     """
     trainer, total = config.trainer, config.schedule.init_args.get("total_steps")
     if total is None and trainer.max_epochs in (None, -1) and trainer.max_steps != -1:
@@ -72,7 +75,7 @@ def settle_warmup(warmup: Assignment, config: Namespace) -> list[str]:
 
 
 def _steps_of_tokens(tokens: int, config: Namespace) -> int:
-    """The fewest steps that read `tokens` tokens, in the batches of the ramp if there is one."""
+    """Return the fewest steps that read `tokens` tokens, in the batches of the ramp if there is one."""
     own = config.trainer.callbacks
     for ramp in (config.batch_ramp, *(own if isinstance(own, list) else [own])):
         if ramp is not None and ramp.class_path.endswith(".BatchRamp"):
@@ -85,7 +88,7 @@ def _steps_of_tokens(tokens: int, config: Namespace) -> int:
 
 
 def keep_warmup(warmup: Assignment, config: Namespace, saved: SavedRun | None) -> list[str]:
-    """Set the warmup, in place, to the steps in the checkpoint that the run continues from, if it has them. Returns a note."""
+    """In `config`, set the warmup to the steps recorded in `saved`, the continued checkpoint, if any; return [a note] or []."""
     now, kept = config.get(_IN_CONFIG), None if saved is None else saved.settings.get(STEPS)
     if kept is None or now in (None, kept):
         return []

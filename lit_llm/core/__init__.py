@@ -1,1 +1,1 @@
-"""Small modules that all parts of lit_llm use. They import nothing of lit_llm but each other and `lit_llm.callbacks`."""
+"""Small modules that all parts of lit_llm use. These modules import only each other and `lit_llm.callbacks` from lit_llm."""

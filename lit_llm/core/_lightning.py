@@ -1,4 +1,4 @@
-"""Lightning's internals that lit_llm needs, behind functions; those that callbacks need are in `lit_llm.callbacks._lightning`.
+"""Functions around Lightning's internals. `lit_llm.callbacks._lightning` has the functions that callbacks need.
 
 No other module of lit_llm names an attribute of Lightning that begins with an underscore. This file is written for lightning
 2.6; tests/contracts tests every function.
@@ -26,23 +26,23 @@ from lit_llm.callbacks._lightning import wrap
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
-    """The module's trainer; None where `module.trainer` would raise."""
+    """The module's trainer; None if the module has no trainer, in which case `module.trainer` would raise."""
     return module._trainer
 
 
 def set_max_steps(trainer: Trainer, steps: int) -> None:
-    """End `fit` after `steps` optimizer steps, whatever `Trainer(max_steps)` says."""
+    """Make `fit` end when `steps` optimizer steps are made, whatever `Trainer(max_steps)` says."""
     trainer.fit_loop.epoch_loop.max_steps = steps
 
 
 def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) -> None:
-    """Set the numbers of micro-batches that a resumed run has made. Lightning computes from them where accumulation begins.
+    """In a resumed run, set Lightning's counts of micro-batches made, by which Lightning finds where accumulation begins.
 
     The checkpoint's numbers disagree with the optimizer steps when a run resumes with another accumulation (other ranks or
     micro-batches), or from a checkpoint taken between two steps: the first step would then average over a part of a batch.
 
     Args:
-        made_before: number of micro-batches in the first n steps with the present accumulation, as a function of n.
+        made_before: n → number of micro-batches in the first n optimizer steps, with the present accumulation.
     """
     loop, step, limit = trainer.fit_loop, trainer.global_step, trainer.limit_train_batches
     progress = loop.epoch_loop.batch_progress
@@ -66,7 +66,7 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
 
 
 def keep_order_of_loaders(trainer: Trainer) -> None:
-    """Make ranks get samples in each training loader's own order. Lightning itself shuffles every loader if there are two."""
+    """Make each rank read every training loader in the loader's own order. Of several loaders, Lightning would shuffle all."""
     connector = trainer._data_connector
     prepare = connector._prepare_dataloader
     connector._prepare_dataloader = lambda loader, shuffle, mode: prepare(  # type: ignore[assignment,method-assign]
@@ -75,7 +75,7 @@ def keep_order_of_loaders(trainer: Trainer) -> None:
 
 
 def ddp_option(strategy: DDPStrategy, name: str) -> Any:
-    """An option that a DDPStrategy passes on to DistributedDataParallel; None if it was not given."""
+    """Value of the option `name` that a DDPStrategy passes on to DistributedDataParallel; None if it was given none."""
     return strategy._ddp_kwargs.get(name)
 
 
@@ -90,7 +90,7 @@ def checkpoints_activations(strategy: FSDPStrategy) -> bool:
 
 
 def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
-    """Call `do` in each process that Lightning has launched, before Lightning connects the processes.
+    """Make each process of the run call `do` just before Lightning connects the processes.
 
     The result of `do` is kept alive until the processes are connected.
     """
@@ -104,9 +104,9 @@ def before_connecting(strategy: Strategy, do: Callable[[], object]) -> None:
 
 
 def watch_launched(ended: Callable[[int, int], None]) -> None:
-    """When a process that Lightning has launched ends, call `ended` in a thread, instead of Lightning's own watcher.
+    """Replace Lightning's watcher of launched processes: when a process that Lightning launched ends, a thread calls `ended`.
 
-    If a launched process fails, that watcher kills the present process.
+    Lightning's watcher would kill the present process if a launched process fails.
 
     Args:
         ended: takes the rank on this machine and the exit code, which is negative for a signal.
@@ -122,7 +122,7 @@ def watch_launched(ended: Callable[[int, int], None]) -> None:
 
 
 def set_process_group_backend(strategy: ModelParallelStrategy, backend: str) -> None:
-    """Set the backend of torch.distributed. Call it before processes are connected."""
+    """Set the backend of torch.distributed, such as "gloo". Call this before the process group is initialised."""
     strategy._process_group_backend = backend
 
 
@@ -143,7 +143,7 @@ def set_device_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
 def restores_checkpoint(error: BaseException) -> bool:
     """Whether lightning, torch or lit_llm raised the error while Lightning restored a checkpoint's loops, optimizers, ….
 
-    False if the user's own code raised it: its traceback says where.
+    False if the user's own code raised the error: then its traceback helps the user.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     places = [(str(frame.f_globals.get("__name__", "")), frame.f_code.co_name) for frame in frames]

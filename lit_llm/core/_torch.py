@@ -1,4 +1,4 @@
-"""Private names of torch. `lit_llm.callbacks._torch` has those that callbacks need; other modules use no private names."""
+"""Private names of torch. Only this module and `lit_llm.callbacks._torch`, for callbacks, use private names of torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def seconds_of_compilation() -> float:
 
 
 def compiled_graphs() -> tuple[int, int]:
-    """Numbers of graphs that torch.compile has made in this process so far, and of breaks between graphs."""
+    """(number of graphs that torch.compile has made in this process so far, number of graph breaks)."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
@@ -63,7 +63,7 @@ def cpu_has_bf16_units() -> bool:
     return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
-# A tensor of any size without data, whose operations a dispatch mode sees: for the planner's trace.
+# Parts of tensors of any size without data, whose operations a dispatch mode sees: for the planner's trace.
 DispatchMode = TorchDispatchMode
 make_wrapper = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
@@ -78,7 +78,7 @@ def draws_random_numbers(operator: Any) -> bool:
 
 
 def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
-    """Those arguments of a call `operator(*args, **options)` that the operator writes to."""
+    """The arguments of a call `operator(*args, **options)` to which the operator writes."""
     arguments = []
     for i, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -87,7 +87,7 @@ def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any
 
 
 def put_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replace the parameter or buffer `name` of a module by any tensor, also by one that is no nn.Parameter."""
+    """Replace the parameter or buffer `name` of a module by any tensor, even if this tensor is no nn.Parameter."""
     kind = module._parameters if name in module._parameters else module._buffers
     kind[name] = tensor  # type: ignore[assignment]
     if isinstance(module, nn.RNNBase):  # an RNN holds its weights twice
@@ -100,9 +100,9 @@ HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # FSDP1: shards in 
 
 
 def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: Iterable[nn.Parameter | Tensor]) -> Any:
-    """Differentiate the sum of outputs by `inputs` only, as stages of a pipeline do.
+    """Differentiate the sum of `outputs` by `inputs` only, as pipeline stages do that compute weight gradients later.
 
-    Return the gradients, and the values from which gradients of `weights` can be computed later.
+    Return the gradients of `inputs`, and the values from which gradients of `weights` can be computed later.
     """
     gradients: Any = [torch.ones_like(output) for output in outputs]
     return stage_backward_input(outputs, gradients, inputs, iter(weights))  # type: ignore[arg-type]
@@ -111,23 +111,23 @@ def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: It
 def box_at(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (shape, offset in the whole tensor) of the shard at a coordinate of the mesh."""
+    """Return (shape, offset in the whole tensor) of the shard of a tensor of `shape` at a mesh coordinate."""
     size, offset = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
     return tuple(size), tuple(offset)
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
-    """Return a mesh of one dimension, called `name`, with the same ranks, so that a collective over all runs as one."""
+    """Return a mesh of one dimension, called `name`, with the same ranks: one collective then reaches all of these ranks."""
     return mesh._flatten(name)
 
 
 def unflatten_mesh(mesh: DeviceMesh, dimension: str, sizes: dict[str, int]) -> DeviceMesh:
-    """Return the mesh, under the same root mesh, with `dimension` split into dimensions of these names and sizes."""
+    """Return the mesh, under the same root mesh, with `dimension` split into new dimensions, of which `sizes` has the sizes."""
     return mesh._unflatten(dimension, tuple(sizes.values()), tuple(sizes))
 
 
 def take_unscaled_gradients(optimizer: Optimizer) -> None:
-    """Make the fp16 loss scaler unscale the gradients of a fused optimizer before its step, as it does for others."""
+    """Make the fp16 loss scaler unscale a fused optimizer's gradients before the step, as it does for unfused optimizers."""
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
@@ -144,10 +144,10 @@ def group_of(arguments: Iterable[Any]) -> dist.ProcessGroup:
 
 
 def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bool]) -> None:
-    """Gather the parameters of an FSDP2 unit in their own dtype instead of its `param_dtype`, in the same collective.
+    """Make an FSDP2 unit all-gather its parameters in their own dtypes, not in its `param_dtype`, still in one collective.
 
     Args:
-        unless: takes the modules that own a parameter; whether that parameter is gathered in `param_dtype` all the same.
+        unless: modules that own a parameter → whether this parameter is still gathered in `param_dtype`.
     """
     for parameter in _parameters_of(unit):
         info = parameter._module_info
@@ -156,7 +156,7 @@ def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bo
 
 
 def whole_parameters(unit: FSDPModule) -> list[nn.Parameter]:
-    """Return an FSDP2 unit's unsharded parameters, which get gradients in its backward pass. Its first gather makes them."""
+    """Return an FSDP2 unit's unsharded parameters, which get the gradients in backward. They exist after the first gather."""
     return [parameter.unsharded_param for parameter in _parameters_of(unit)]
 
 
@@ -167,11 +167,11 @@ def _parameters_of(unit: FSDPModule) -> list[FSDPParam]:
 def placement_on(
     mesh: DeviceMesh | None, parameters: Mapping[nn.Parameter, Shard]
 ) -> Callable[[nn.Parameter], Shard | ShardPlacementResult | None]:
-    """Return a `shard_placement_fn` of `fully_shard` for a unit in which some parameters are sharded in another way.
+    """Return a `shard_placement_fn` for `fully_shard` that shards `parameters` otherwise than a unit's other parameters.
 
     Args:
-        mesh: mesh for these parameters, of shards or of replicas × shards. None: the mesh of the unit's other parameters.
-        parameters: these parameters, with the dimension along which each is sharded.
+        mesh: mesh for `parameters`, with dimensions (shards) or (replicas, shards). None: the mesh of the other parameters.
+        parameters: parameter → `Shard` with the tensor dimension along which this parameter is sharded.
     """
     if mesh is None:
         return parameters.get
@@ -186,21 +186,21 @@ def _init_with_own_dtype(parameter: FSDPParam, policy: MixedPrecisionPolicy) -> 
 
 
 def all_gather_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
-    """Gather rows in the order of the ranks: (r, …) → (ranks · r, …). Compilers and CommDebugMode see the operator."""
+    """All-gather rows in the order of the ranks: (r, …) → (ranks · r, …). torch.compile and CommDebugMode see the operator."""
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_gather_into_tensor(rows.contiguous(), ranks, group))
 
 
 def exchange_rows(rows: Tensor, ranks: int, group: str) -> Tensor:
-    """Exchange rows between ranks: (ranks · r, …) → the same shape.
+    """Exchange equally many rows between all ranks (all-to-all): (ranks · r, …) → (ranks · r, …).
 
-    Rows i · r to (i + 1) · r of the input go to rank i; the same rows of the result come from rank i.
+    Rows i · r to (i + 1) · r - 1 of the input go to rank i; the rows of the result with these numbers come from rank i.
     """
     sizes = [rows.size(0) // ranks] * ranks
     return send_rows(rows, sizes, sizes, group)
 
 
 def send_rows(rows: Tensor, sent: list[int], received: list[int], group: str) -> Tensor:
-    """Exchange rows between ranks: (Σ sent, …) → (Σ received, …).
+    """Exchange rows between all ranks (all-to-all): (Σ sent, …) → (Σ received, …).
 
     The first sent[0] rows of the input go to rank 0, the next sent[1] rows to rank 1, and so on. The first received[0] rows of
     the result come from rank 0, and so on.
@@ -209,7 +209,7 @@ def send_rows(rows: Tensor, sent: list[int], received: list[int], group: str) ->
 
 
 def sum_over_ranks(tensor: Tensor, group: str) -> Tensor:
-    """Return the sum over the ranks of a group. It has no gradient."""
+    """Return the sum of a tensor over the ranks of a group. A collective. No gradient flows through the sum."""
     return COLLECTIVES.wait_tensor(COLLECTIVES.all_reduce(tensor, "sum", group))
 
 
@@ -225,7 +225,7 @@ def collectives_begun() -> int:
 
 
 def last_collective() -> str | None:
-    """Describe the last collective or message of this process: "gloo:all_reduce of [[3]] (unfinished)". None: there is none."""
+    """Text about this process's last collective or message: "gloo:all_reduce of [[3]] (unfinished)". None if there is none."""
     entries = json.loads(flight_record()).get("entries", [])
     if not entries:
         return None

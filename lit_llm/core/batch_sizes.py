@@ -1,4 +1,4 @@
-"""Micro-batches from batch sizes, and the steps of a batch ramp. Imports no torch: the planner and data modules use it."""
+"""Computes micro-batch sizes from batch sizes, and steps of a batch ramp. No torch: planner and data modules use this."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Pipeline(Hashable, Protocol):
-    """Says whether a pipeline can run a number of micro-batches in a step, and in a sentence which numbers it needs."""
+    """Protocol of a pipeline schedule. `runs(n)`: can it run n micro-batches in a step? `needs(n)`: the error if not."""
 
     def runs(self, micro_batches: int) -> bool: ...
 
@@ -19,16 +19,16 @@ class Pipeline(Hashable, Protocol):
 
 @cache
 def micro_batch(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> int:
-    """Number of sequences of a micro-batch: the largest up to `most` that divides each rank's share of the batch.
+    """Number of sequences in a micro-batch: the largest number up to `most` that divides each rank's share of the batch.
 
     Args:
         batch: sequences per optimizer step over all ranks.
         most: `data.micro_batch_size`. None: no limit.
-        ranks: data-parallel ranks.
-        pipeline: None, or a pipeline that must be able to run the number of micro-batches of a step.
+        ranks: number of data-parallel ranks.
+        pipeline: a pipeline that must be able to run a step's number of micro-batches; None without a pipeline.
 
     Returns:
-        The number, or 0 if there is none.
+        The number of sequences; 0 if no number satisfies this.
     """
     share, rest = divmod(batch, ranks)
     sizes = range(0) if rest else range(min(most or share, share), 0, -1)
@@ -38,12 +38,12 @@ def micro_batch(batch: int, most: int | None, ranks: int, pipeline: Pipeline | N
 def batch_problem(
     size: int, most: int | None, ranks: int, pipeline: Pipeline | None = None, *, length: int | None = None
 ) -> str | None:
-    """Why the ranks cannot share a batch, with the nearest sizes that they can share; None if they can share it.
+    """Sentence: why ranks cannot divide a batch into micro-batches, and the nearest sizes that work. None if they can.
 
     Args:
-        size: size of the batch over all ranks, in the unit that `length` says.
-        most, ranks, pipeline: as in `micro_batch`.
-        length: tokens per sequence; `size` is then a size of a batch ramp, in tokens. None: the global batch, in sequences.
+        size: size of the batch over all ranks: in sequences, or in tokens if `length` is given.
+        most, ranks, pipeline: largest micro-batch, data-parallel ranks, and pipeline, as in `micro_batch`.
+        length: tokens per sequence, for a batch size of a batch ramp. None: `size` is the global batch size.
     """
     batch, cut = divmod(size, length or 1)
     if not cut and micro_batch(batch, most, ranks, pipeline):
@@ -66,7 +66,7 @@ def batch_problem(
 
 
 def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> list[str]:
-    """A list with one sentence if micro-batches are smaller than half of `most` (`data.micro_batch_size`), else empty."""
+    """[a sentence] if micro-batches have fewer than half as many sequences as `most` (`data.micro_batch_size`), else []."""
     size = micro_batch(batch, most, ranks, pipeline)
     what = f"micro-batches of {size}, not data.micro_batch_size {most}: no larger part of a rank's {batch // ranks} sequences"
     return [] if most is None or 2 * size >= most else [f"{what} works (--data.global_batch_size)"]
@@ -75,17 +75,17 @@ def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | No
 # -- a batch ramp -----------------------------------------------------------------------------------------------------
 
 Stages = tuple[tuple[int, int], ...]
-"""The stages of a batch ramp: (number of the first step, from 0; sequences per step)."""
+"""The stages of a batch ramp. Each is (number of the stage's first optimizer step, from 0; sequences per step)."""
 
 
 def sequences_before(stages: Stages, step: int) -> int:
-    """Number of sequences in the first `step` steps."""
+    """Number of sequences that a batch ramp consumes in the first `step` optimizer steps."""
     ends = [first for first, _ in stages[1:]] + [step]
     return sum(max(0, min(end, step) - first) * size for (first, size), end in zip(stages, ends, strict=True))
 
 
 def steps_for(stages: Stages, sequences: int) -> int:
-    """Smallest number of steps that consume at least `sequences` sequences."""
+    """Smallest number of optimizer steps in which a batch ramp consumes at least `sequences` sequences."""
     first, size = stages[-1]
     enough = first - (-sequences // size)
     if len(stages) == 1:  # of any size, where `range` has a limit

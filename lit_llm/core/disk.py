@@ -1,4 +1,4 @@
-"""Writes small files as a whole, and tells errors of the disk from other errors. Imports no torch."""
+"""Reads, writes and deletes small files, and tells errors of the disk from other errors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.callbacks.files import replace_file as write_bytes
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8 by `write_bytes`."""
+    """Replace a file by a text in UTF-8. The file is never left half written (`write_bytes`)."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
@@ -22,12 +22,12 @@ def write_json(content: dict[str, Any], file: Path) -> None:
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """Resolve a path. `Path.resolve` is not used, because before Python 3.13 it raises RuntimeError for links in a circle."""
+    """Return the path without links. Unlike `Path.resolve` before Python 3.13, raises no RuntimeError for links in a circle."""
     return Path(os.path.realpath(path))
 
 
 def delete(path: Path) -> None:
-    """Delete a file, link or folder; errors are ignored."""
+    """Delete a file, a link, or a folder with its content. Errors of the disk are ignored."""
     try:
         path.unlink(missing_ok=True)
     except OSError:  # a folder

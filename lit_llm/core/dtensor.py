@@ -1,4 +1,4 @@
-"""Distributed tensors: which part of a whole tensor a rank holds, and how parts are filled, drawn and differentiated."""
+"""Functions for DTensors: find, fill, initialise and differentiate this rank's shards."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from lit_llm.core.errors import UserError
 
 
 def holds_first_copy(tensor: DTensor) -> bool:
-    """Whether this rank writes its shard: of equal copies along replicated mesh dimensions, only the first is written."""
+    """Whether this rank has the first copy of its shard along all replicated mesh dimensions. Only first copies are saved."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     return all(c == 0 for c, placement in zip(coordinate, tensor.placements, strict=True) if isinstance(placement, Replicate))
 
 
 def differentiable_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, for plain operators. The gradient of a replicated tensor is the sum over its ranks."""
+    """This rank's shard of a DTensor, as a plain tensor with autograd. A replicated tensor's gradient is summed over ranks."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local(grad_placements=[Partial() if isinstance(p, Replicate) else p for p in tensor.placements])
 
 
 def whole_experts(tensor: DTensor) -> list[Placement]:
-    """Placements with which each rank holds, as a whole, every expert of which it holds a part in `tensor` (E, …)."""
+    """Placements of `tensor` (E, …) that keep experts whole: dimension 0 (experts) stays sharded, other dimensions do not."""
     return [Replicate() if isinstance(p, Shard) and p.dim > 0 else p for p in tensor.placements]
 
 
 def zeros_by_row(tensor: Tensor) -> Tensor:
-    """Zeros (E, r, 1) for matrices of experts (E, r, c). A rank has all rows of every expert of which it holds a part."""
+    """Zeros (E, r, 1) for experts' matrices (E, r, c), sharded by experts only: a rank has all rows of each of its experts."""
     local, shape = local_part(tensor), (*tensor.shape[:2], 1)
     zeros = torch.zeros(local.size(0), *shape[1:], dtype=tensor.dtype, device=local.device)
     if not isinstance(tensor, DTensor):
@@ -46,10 +46,10 @@ def zeros_by_row(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill_(tensor: Tensor, whole: Tensor) -> None:
-    """Copy a whole tensor into `tensor`. Each rank copies its part of a DTensor, without communication.
+    """Copy the tensor `whole` into `tensor`. If this is a DTensor, each rank copies its shard, without communication.
 
     Raises:
-        UserError: if the shapes differ.
+        UserError: the shapes differ.
     """
     if tensor.shape != whole.shape:
         raise UserError(f"A tensor of shape {tuple(whole.shape)} does not fit one of shape {tuple(tensor.shape)}.")
@@ -61,10 +61,10 @@ def fill_(tensor: Tensor, whole: Tensor) -> None:
 
 @torch.no_grad()
 def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
-    """Initialise a parameter in place: every rank draws the whole tensor and keeps its part.
+    """Initialise a parameter in place: every rank draws the whole tensor and copies its shard.
 
-    So the random stream, and every weight, is the same on any number of ranks. Costs the memory of one whole tensor. A
-    parameter on the meta device belongs to another stage of a pipeline: its values are drawn on the default device and dropped.
+    So the random stream, and every weight, is the same on any number of ranks. This takes the memory of one whole tensor. A
+    parameter on the meta device belongs to another pipeline stage: its values are drawn on the default device and dropped.
 
     Args:
         draw: fills a plain tensor with random values, and returns it.
@@ -79,7 +79,7 @@ def draw_(parameter: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
 
 
 def local_gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's part of each parameter's gradient, by `local_gradient`. All parameters must have gradients."""
+    """This rank's shard of each parameter's gradient, sharded like the parameter. All parameters must have gradients."""
     grads = []
     for p in params:
         grad = local_gradient(p)

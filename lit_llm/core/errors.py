@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
@@ -16,7 +17,7 @@ from lit_llm.core.ranks import is_first_here
 
 
 def not_utf8(text: str) -> str | None:
-    """Return a sentence if an argument or file name stands for bytes that are not UTF-8, and so cannot be used; else None."""
+    """A sentence that refuses `text`, an argument or file name whose bytes are not UTF-8; None if the bytes are UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -25,12 +26,22 @@ def not_utf8(text: str) -> str | None:
     return None
 
 
+debug = False
+"""Whether the traceback of each mistake is printed, too (`--debug`)."""
+
+
+def show_traceback(error: UserError) -> None:
+    """If `debug` is true, print the traceback of a mistake, with the exceptions that led to the mistake."""
+    if debug:
+        traceback.print_exception(error)
+
+
 unsaid: list[str] = []
-"""Lines about mistakes that this process did not print, because the first process on its machine prints them."""
+"""Lines of errors that `report` did not print in this process, because the first process on its machine prints such lines."""
 
 
 def report(message: str, kind: str = "error") -> None:
-    """Print the lines of `message` to stderr, each after its kind. Only the first process of a run on each machine prints."""
+    """Print each line of `message` to stderr as "kind: line", on the machine's first process; others add errors to `unsaid`."""
     for line in message.splitlines():
         if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
@@ -39,38 +50,39 @@ def report(message: str, kind: str = "error") -> None:
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """Raise a UserError with all problems, one a line, if there are any."""
+    """If there are problems, raise a UserError with all of them, one a line; if there are none, do nothing."""
     if lines := list(problems):
         raise UserError("\n".join(lines))
 
 
 @contextlib.contextmanager
 def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
-    """Add the sentences of a UserError to ``problems``, and go on, so that all mistakes are reported together.
+    """Context manager that catches a UserError and appends its sentences to ``problems``, to report all mistakes together.
 
     Args:
-        flag: the flag that each sentence then names at its end.
+        flag: a flag that is added to the end of each sentence. None: no flag is added.
     """
     try:
         yield
     except UserError as error:
+        show_traceback(error)
         lines = str(error).splitlines() or [""]  # without a text, its mistakes are reported already
         problems += [line if flag is None else with_flag(line, flag) for line in lines]
 
 
 def with_flag(sentence: str, flag: str) -> str:
-    """Return the sentence with a flag at its end."""
+    """Return a sentence with a flag in parentheses at its end: "… is missing (--data.path)."."""
     return f"{sentence.removesuffix('.')} ({flag})."
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's error, without a full stop."""
+    """Return the first line of an error's message, without a full stop; the error's class name if there is no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @contextlib.contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Raise another library's error about a user's input as a UserError. Errors of the disk stay as they are.
+    """Context manager that raises another library's error as a UserError. Errors of the disk are raised unchanged.
 
     Args:
         what: the beginning of the UserError's sentence; the reason follows after a colon.
@@ -87,7 +99,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def failed_outside(error: BaseException) -> str | None:
-    """Return a sentence if a limit of the system or a library's Rust code caused the error; None for any other error."""
+    """Return the cause of `error` as text if it is a limit of the system or a panic in a library's Rust code; else None."""
     said, number = first_line(error)[:300], getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
         return "there is not enough memory: see `ulimit -v` and the limits of control groups"
@@ -98,10 +110,10 @@ def failed_outside(error: BaseException) -> str | None:
 
 
 def need(module: str, *, what: str) -> ModuleType:
-    """Import a module of an optional package, which only some features need.
+    """Import and return a module of an optional package, which only some features need.
 
     Args:
-        what: what needs it, as the subject of a sentence: "Parquet".
+        what: the feature that needs the package, as the subject of the error's sentence: "Parquet".
 
     Raises:
         UserError: The package is not installed.

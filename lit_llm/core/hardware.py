@@ -1,4 +1,4 @@
-"""Kinds of devices: the table `hardware.yaml`, a user's own file, and this machine, whose speed can be measured."""
+"""Descriptions of devices: from the table `hardware.yaml`, from a user's own file, or of this machine, also by measurement."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ HOST = ("copy_gbps", "memory_gbps", "memory_gb")
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device. Unknown figures are None. Units: TFLOP/s, GB = 1e9 bytes, GB/s, USD per hour.
+    """Record of a kind of device. Unknown figures are None. Units: TFLOP/s, GB = 1e9 bytes, GB/s, USD per hour.
 
     Attributes:
         peak_tflops: dense peak for "bf16" (and fp16), "tf32", "fp32", "fp8".
         compute_capability: major compute capability of an NVIDIA GPU. None: another device.
-        node_gbps: bandwidth to another device of the same node, per device and direction.
-        network_gbps: bandwidth to a device of another node, per device and direction.
-        watts: the most power that the vendor rates the device for.
-        host: values for the keys of HOST: GB/s of copies between a device and host memory, per device and direction; GB/s that
-            an optimizer in host memory reaches; GB of host memory. The last two are per node.
+        node_gbps: bandwidth in GB/s to another device of the same node, per device and direction.
+        network_gbps: bandwidth in GB/s to a device of another node, per device and direction.
+        watts: maximum power of the device as rated by the vendor.
+        host: `copy_gbps`: GB/s of copies between a device and host memory, per device and direction; `memory_gbps`: GB/s that
+            an optimizer in host memory reaches, per node; `memory_gb`: GB of host memory per node.
     """
 
     name: str
@@ -59,19 +59,19 @@ class Hardware:
         return self.compute_capability is not None and self.compute_capability < 8
 
     def multiplies(self, precision: str) -> bool:
-        """Whether the device has fast matrix products in a Trainer precision. False for bf16 on NVIDIA GPUs before Ampere."""
+        """Whether matrix products in a Trainer precision run in hardware. False only for bf16 on NVIDIA GPUs before Ampere."""
         return not (precision.startswith("bf16") and self.is_before_ampere)
 
     def usd_hour(self, given: float | None) -> tuple[float, float] | None:
-        """Lowest and highest price of a device-hour: the given price, or the table's. None: unknown."""
+        """(lowest, highest) price of a device-hour in USD: both `given`, or without `given` the device's own. None: unknown."""
         return self.price_usd_hour if given is None else (given, given)
 
     def peak_for(self, precision: str, matmul_precision: str = "highest") -> float | None:
-        """Dense matrix-product peak in TFLOP/s under a Trainer precision, or None if unknown.
+        """Dense matrix-product peak in TFLOP/s with a Trainer precision, or None if unknown.
 
         Args:
             matmul_precision: torch's float32_matmul_precision. Any value but "highest" runs fp32 products in tf32 on a GPU
-                that has it.
+                with tf32.
         """
         if not self.multiplies(precision):
             return None
@@ -87,7 +87,7 @@ def table() -> dict[str, Hardware]:
 
 
 def device_of(name: str, entry: dict[str, Any]) -> Hardware:
-    """Return the device called `name` with the attributes in `entry`, which a YAML file gives."""
+    """Return the device called `name` with the attributes in `entry`, a mapping from a YAML file."""
     price = entry.get("price_usd_hour")
     return Hardware(**{"name": name, **entry, "price_usd_hour": None if price is None else (price[0], price[1])})
 
@@ -120,14 +120,14 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = dict.fromkeys(
         lambda x: x is None or (isinstance(x, list) and len(x) == 2 and all(map(_is_number, x)) and x[0] <= x[1]),
     ),
 }
-"""Key of a user's file → the rule for its value in words, and as a function."""
+"""Key of a user's YAML file → (rule for the key's value in words, function that tests the value)."""
 
 
 def from_file(path: Path) -> Hardware:
-    """Read a user's own device, called as the file is, from a YAML file with the keys of `_RULES`.
+    """Read a user's own device from a YAML file with the keys of `_RULES`. The device's name is the file's name.
 
     Raises:
-        UserError: the file cannot be read, a key is unknown or missing, or a value is not of its kind.
+        UserError: the file cannot be read, a key is unknown or missing, or a value breaks its key's rule.
     """
     try:
         entry = read_yaml_file(path)
@@ -146,7 +146,7 @@ def from_file(path: Path) -> Hardware:
 
 
 def find(name: str) -> Hardware:
-    """The device called `name`, or the one that a file `name` describes if it ends in .yaml or .yml.
+    """The device called `name` in the hardware table, or the device that the file `name` describes (.yaml or .yml).
 
     Raises:
         UserError: the device is not in the table (the message lists the known names, closest first), or the file is wrong.
@@ -177,7 +177,7 @@ def chosen_device(name: str) -> str:
 
 
 def device_problem(name: str) -> str | None:
-    """Why torch cannot compute here on a device that a user has named; None if it can."""
+    """A sentence if torch cannot compute on the device `name` on this machine; None if torch can."""
     import torch
 
     try:
@@ -191,7 +191,7 @@ def this_machine(*, measure: bool, device: Any = None) -> Hardware:
     """This machine's device: its entry in the hardware table if there is one, else an entry without peaks.
 
     Args:
-        measure: replace peaks and bandwidth by measured ones, which takes a few seconds.
+        measure: replace peaks and memory bandwidth by measured values, which takes a few seconds.
         device: a torch device. None: the first GPU, or the CPU.
     """
     import torch

@@ -1,6 +1,6 @@
-"""The parts of a page: the document with its style, tables, legends, and pictures in SVG.
+"""HTML for report pages: the document with its style, tables, legends, and pictures in SVG. Functions return HTML as text.
 
-Places are percentages of a picture's width and height, so it fits any screen while text keeps its size.
+Coordinates are percentages of a picture's width and height, so a picture fits any screen while its text keeps its size.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ svg .hollow { fill: none; stroke-width: 1.5; }
 
 
 class Bar(NamedTuple):
-    """A bar in a lane from time `start` to `stop`: number of a colour of STYLE, tooltip (`title`), and a short text inside."""
+    """Record of a bar in a lane, from time `start` to `stop`: `color` is the number of a colour in STYLE, `title` a tooltip."""
 
     start: float
     stop: float
@@ -83,10 +83,10 @@ class Bar(NamedTuple):
 
 
 def document(title: str, body: Iterable[str], command: str = "") -> str:
-    """A whole HTML file, which needs no other file. Characters that UTF-8 cannot encode become "?".
+    """The text of a whole HTML file, which needs no other file. Characters that UTF-8 cannot encode become "?".
 
     Args:
-        command: the command that made the page. The title and this command are then at the top of the body.
+        command: the command that made the page. If given, the body begins with the title and this command.
     """
     if command:
         body = [f"<h1>{escape(title)}</h1>", f"<p><code>{unbroken(command)}</code></p>", *body]
@@ -99,7 +99,7 @@ def document(title: str, body: Iterable[str], command: str = "") -> str:
 
 
 def unbroken(text: str) -> str:
-    """HTML of a text whose flags are not broken at their hyphens."""
+    """HTML of a text in which a browser does not break lines inside flags such as --data.path."""
     return re.sub(r"\(?--[\w.=,/-]+[);,]*", r'<span class="flag">\g<0></span>', escape(text))
 
 
@@ -109,28 +109,28 @@ def heading(text: str) -> str:
 
 
 def columns(parts: Iterable[tuple[str, str]]) -> str:
-    """Sections, (title or "", content), beside each other where the window is wide enough."""
+    """HTML of sections, each (title or "", HTML of the content), side by side where the window is wide enough."""
     sections = (f"<section>{heading(title) if title else ''}{content}</section>" for title, content in parts)
     return f'<div class="columns">{"".join(sections)}</div>'
 
 
 def keys(figures: Sequence[tuple[str, str, str]]) -> str:
-    """A list of the most important figures, each (label, value, kind). The kind, "good", "bad" or "", sets the colour."""
+    """HTML list of important numbers, each (label, value, kind). The kind, "good", "bad" or "", sets the value's colour."""
     items = (f'<li class="{kind}">{escape(label)}<b>{escape(value)}</b></li>' for label, value, kind in figures)
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def pairs(rows: Sequence[tuple[str, ...]]) -> str:
-    """A table whose rows are (label, text)."""
+    """HTML table with two columns, whose rows are (label, text)."""
     cells = "".join(f'<tr><th scope="row">{escape(label)}</th><td>{unbroken(text)}</td></tr>' for label, text in rows)
     return f'<table class="pairs">{cells}</table>'
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str = "", kind: str = "") -> str:
-    """A table. With `summary` it is folded, and a click on the summary opens it.
+    """HTML table. With `summary` the table is folded, and a click on the summary opens it.
 
     Args:
-        kind: "figures": cells are not broken into lines. "texts": cells stand below each other on a narrow screen.
+        kind: "figures": a cell is one line. "texts": on a narrow screen, a row's cells stand below each other. "": neither.
     """
     names = [f' data-name="{escape(name)}"' if kind == "texts" and name else "" for name in header]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
@@ -142,7 +142,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, summary: str 
 
 
 def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str:
-    """A legend of entries (number of a colour, text). `kinds`: "line", "dots" or "dashed" for each entry; empty for areas."""
+    """HTML legend of entries (number of a colour, text). `kinds`: "line", "dots" or "dashed" per entry. Empty: squares."""
     items = (
         f'<li><i class="{kinds[i] if kinds else ""}" style="color:var(--c{color})"></i>{escape(text)}</li>'
         for i, (color, text) in enumerate(entries)
@@ -151,12 +151,12 @@ def legend(entries: Iterable[tuple[int, str]], kinds: Sequence[str] = ()) -> str
 
 
 def figure(caption: str, picture: str, below: str = "") -> str:
-    """A picture with its caption, and HTML `below` it."""
+    """HTML of a picture with its caption above, and the HTML `below` under the picture."""
     return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}{below}</figure>"
 
 
 def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
-    """Tabs of at most three parts, (label, content), of which one is visible at a time. `name` is unique in the page."""
+    """HTML of at most three tabs, (label, HTML of the content), of which one is visible at a time. `name`: unique in a page."""
     name = escape(name)
     buttons = (
         f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}><label for="{name}-{i}">'
@@ -168,12 +168,12 @@ def tabs(name: str, parts: Sequence[tuple[str, str]]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """A text with its line breaks and spaces."""
+    """HTML that shows a text with its line breaks and spaces."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> str:
-    """A picture of SVG `shapes`, as wide as its place and `height` pixels high, over `below` pixels of room for text."""
+    """HTML of a picture of SVG `shapes`, as wide as the page allows, `height` pixels high, plus `below` pixels for text."""
     drawn = "".join(shapes)
     return (
         f'<div class="plot" style="padding-bottom:{below}px"><svg role="img" aria-label="{escape(label)}" height="{height}">'
@@ -182,7 +182,7 @@ def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> 
 
 
 def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int], top: float) -> str:
-    """SVG of stacked areas. `columns`, from the left: (width, value of each area from the bottom up). `top`: highest sum."""
+    """SVG of stacked areas. `columns`, from the left: (width, values of the areas from the bottom). `top`: largest sum."""
     whole = sum(width for width, _ in columns)
     paths = []
     for layer in range(len(colors)):
@@ -199,7 +199,7 @@ def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int
 
 
 def lanes(label: str, rows: Sequence[tuple[str, Sequence[Bar]]], end: float, ticks: Sequence[tuple[float, str]]) -> str:
-    """Bars on lanes over time, from 0 to `end`. `rows`: (name, bars) of each lane. `ticks`: (time, text)."""
+    """HTML picture of bars on lanes, over time 0 to `end`. `rows`: (name, bars) of each lane. `ticks`: (time, text) labels."""
     pitch = max(8, min(30, 420 // len(rows)))
     every = -(-14 // pitch)  # number of lanes that a line of text needs
     shapes = []
@@ -224,18 +224,18 @@ def lanes(label: str, rows: Sequence[tuple[str, Sequence[Bar]]], end: float, tic
 
 
 def text(x: float | str, y: float | str, said: str, *, anchor: str = "start", kind: str = "", dy: float = 0) -> str:
-    """SVG of a text at (x, y), `dy` pixels further down. A number is in percent of the picture, a string in pixels."""
+    """SVG of the text `said` at (x, y), moved down by `dy` pixels. x and y: number in percent of the picture, str in pixels."""
     where = " ".join(f'{name}="{v if isinstance(v, str) else f"{v:.2f}%"}"' for name, v in (("x", x), ("y", y)))
     return f'<text class="{kind}" {where} dy="{dy:g}" text-anchor="{anchor}">{escape(said)}</text>'
 
 
 def anchor(place: float) -> str:
-    """The SVG text anchor with which a text at a place, in percent of the width, stays inside the picture."""
+    """The SVG text anchor with which a text at `place`, in percent of the picture's width, stays inside the picture."""
     return "start" if place < 12 else "end" if place > 88 else "middle"
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """SVG of a line between two places in percent. `kind` is a class of STYLE."""
+    """SVG of a line from (x1, y1) to (x2, y2), in percent of the picture. `kind` is a CSS class of STYLE."""
     return f'<line class="{kind}" x1="{x1:.2f}%" y1="{y1:.2f}%" x2="{x2:.2f}%" y2="{y2:.2f}%"/>'
 
 

@@ -10,7 +10,7 @@ _SIZES = {"cpu": 2048, "cuda": 8192}
 
 
 def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> float:
-    """TFLOP/s of the fastest of five products of square matrices. `precision` is torch's float32_matmul_precision for them."""
+    """TFLOP/s of the fastest of five products of square matrices. `precision`: torch's float32_matmul_precision."""
     import torch
 
     size = _SIZES[device.type]
@@ -25,7 +25,7 @@ def matmul_tflops(device: Any, dtype: Any, *, precision: str = "highest") -> flo
 
 
 def copy_gbps(device: Any) -> float:
-    """GB/s of the fastest of five copies of 256 MB: bytes read plus bytes written."""
+    """GB/s of the fastest of five copies of 256 MB within the device's memory: bytes read plus bytes written."""
     import torch
 
     source = torch.ones(64_000_000, device=device)

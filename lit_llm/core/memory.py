@@ -1,6 +1,6 @@
 """Memory of a device or machine, sizes of temporary buffers, and Python's garbage collection. torch is imported on first use.
 
-The code that allocates a buffer and the planner that counts it share its size.
+The planner and the code that allocates a temporary buffer take the buffer's size from here.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 COPY_FRACTION = 0.5
-"""Share of the free host memory that copies of checkpoints may take: data loaders and the page cache need some, too."""
+"""Largest share of the free host memory that copies of checkpoints take: data loaders and the page cache need memory, too."""
 MUON_BATCH_NUMEL = 2**24
-"""Most elements that several matrices together have in one turn of Muon on a rank, or in one update of Lion."""
+"""Largest total number of elements of several matrices that Muon on a rank, or Lion, updates at the same time."""
 
 SOFTMAX_NUMEL = 2**23
-"""Most logits of which the chunked loss computes the softmax at a time, in float32 (32 MiB) or a wider dtype."""
+"""Largest number of logits whose softmax the chunked loss computes at a time, in float32 (32 MiB) or a wider dtype."""
 
 _CGROUPS, _GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
 def memory_bytes(device: Any) -> int:
-    """Bytes of a GPU's memory. For other devices, bytes of the machine or of the container's limit, which processes share."""
+    """Bytes of a GPU's memory. For other devices: bytes of the machine's memory or of the container's limit, the smaller."""
     import torch
 
     if device.type == "cuda":
@@ -37,9 +37,9 @@ def memory_bytes(device: Any) -> int:
 
 
 def cgroup_limits() -> list[tuple[Path, int]]:
-    """Folder and bytes of each memory limit of this process: the limits of its control group and of the groups above it.
+    """(folder, limit in bytes) for each memory limit of this process's control group and of the groups above this group.
 
-    Empty without limits. Reads both versions of cgroups. In a container, the container's own group is at the top.
+    Empty without limits. Reads cgroups v1 and v2. In a container, the container's own group is at the top.
     """
     try:
         lines = _GROUPS_OF_PROCESS.read_text().splitlines()
@@ -64,7 +64,7 @@ def address_space_bytes() -> float:
 
 
 def free_host_bytes() -> int:
-    """Bytes that processes of this machine, or of this container if it has a limit, can still take without swapping."""
+    """Bytes of memory that processes of this machine, or of a container with a limit, can still allocate without swapping."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
     for folder, limit in cgroup_limits():
@@ -79,7 +79,7 @@ def free_host_bytes() -> int:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """A context in which Python's garbage collector does not search for cycles."""
+    """Context manager in which Python's garbage collector does not run (`gc.disable`)."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The dimensions of a device mesh. Imports no torch, because the planner uses it, too."""
+"""Sizes of a device mesh's dimensions. Imports no torch, because the planner uses this module, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lit_llm.core.errors import UserError
 
 
 class MeshSizes(NamedTuple):
-    """Number of ranks along each mesh dimension, outermost first: consecutive ranks are neighbours along `tensor_parallel`."""
+    """Record of the number of ranks along each mesh dimension, outermost first: rank numbers count along the last one first."""
 
     pipeline: int = 1
     replicate: int = 1
@@ -24,7 +24,7 @@ class MeshSizes(NamedTuple):
 
     @property
     def data_parallel(self) -> int:
-        """Number of ranks, or of groups of ranks, that read different samples."""
+        """Number of ranks that read different samples; ranks of a tensor, context or pipeline group read the same samples."""
         return self.replicate * self.shard
 
 
@@ -34,10 +34,10 @@ def mesh_sizes(
     """Check the sizes of the mesh's dimensions on `world_size` processes, and return them.
 
     Args:
-        shard: "auto" is world_size divided by the product of the other sizes.
+        shard: size of the dimension `shard`. "auto": world_size divided by the product of the other sizes.
 
     Raises:
-        UserError: if the product of the sizes is not `world_size`.
+        UserError: the product of the sizes is not `world_size`.
     """
     given = MeshSizes(pipeline, replicate, 1 if isinstance(shard, str) else shard, context, tensor_parallel)
     fixed = given.world

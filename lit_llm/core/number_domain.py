@@ -1,3 +1,3 @@
-"""Ranges of numbers: all names of `lit_llm.callbacks.ranges`, which is there because callbacks work without lit_llm."""
+"""Ranges of numbers: exports all names of `lit_llm.callbacks.ranges`. Callbacks, which import no lit_llm, use them too."""
 
 from lit_llm.callbacks.ranges import *  # noqa: F403  # other rooms import these from here

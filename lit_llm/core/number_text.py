@@ -9,7 +9,7 @@ def two_digits(number: float, *, whole: bool = False) -> str:
     """The number with two significant digits and without an exponent, for example "0.016", "2.0", "97,000".
 
     Args:
-        whole: leave out decimals.
+        whole: leave out decimals, for example "2" instead of "2.0".
     """
     if not number:
         return "0"
@@ -30,7 +30,7 @@ def money(usd: float) -> str:
 
 
 def money_range(low: float, high: float) -> str:
-    """A range of US dollars, for example "$130k to $320k"; one amount if both ends read alike."""
+    """A range of US dollars, for example "$130k to $320k"; one amount if both amounts have the same text."""
     return money(low) if money(low) == money(high) else f"{money(low)} to {money(high)}"
 
 
@@ -53,14 +53,14 @@ def count(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes as GB (1e9) and GiB, or as MB below 0.1 GB."""
+    """A number of bytes as text in GB (1e9 bytes) and GiB, or in MB below 0.1 GB: "1.50 GB (1.40 GiB)", "12.0 MB"."""
     if number < 1e8:
         return f"{number / 1e6:.1f} MB"
     return f"{number / 1e9:,.2f} GB ({number / 2**30:,.2f} GiB)"
 
 
 _UNITS = ((1e-3, 1e-6, "µs"), (1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (48 * 3600, 3600, "h"))
-"""Upper limit in seconds, seconds of the unit, and its name."""
+"""(upper limit in seconds, seconds of a unit, name of the unit): a time below the limit is written in this unit."""
 
 
 def duration(seconds: float) -> str:

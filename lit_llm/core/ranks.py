@@ -1,7 +1,7 @@
-"""Which process of a run this one is, from the environment variables of its launcher. Lightning decides in the same way.
+"""The rank of this process, from the environment variables of its launcher, by the rules of Lightning. Imports no torch.
 
 torchrun sets RANK, which takes precedence in a Slurm job. srun sets SLURM_PROCID, but in a job with a shell's name (salloc)
-each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK. Imports no torch.
+each process is a run of its own. Processes that Lightning starts have LOCAL_RANK and NODE_RANK.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def is_torchrun() -> bool:
 
 
 def is_slurm() -> bool:
-    """Whether srun has launched this process as one of a run."""
+    """Whether srun has launched this process as a rank of a run."""
     named_as_shell = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
     return "SLURM_NTASKS" in os.environ and not named_as_shell and not is_torchrun()
 
 
 def launched_ranks() -> int | None:
-    """Number of processes that a launcher has started for the run. None: no launcher; Lightning will start the processes."""
+    """Number of processes that torchrun or srun has started for the run. None: Lightning will start the processes."""
     ranks = os.environ.get("WORLD_SIZE") or (os.environ["SLURM_NTASKS"] if is_slurm() else None)
     return None if ranks is None else int(ranks)
 
 
 def may_have_peers() -> bool:
-    """Whether other ranks of the run may already be running: a launcher has started them, or Lightning on other nodes."""
+    """Whether other ranks of the run may already be running: a launcher has started them, or Lightning on another node."""
     return (launched_ranks() or 1) > 1 or "NODE_RANK" in os.environ
 
 
@@ -51,13 +51,13 @@ def is_rank_zero() -> bool:
 
 
 def rank_name() -> str:
-    """This process in a sentence: "rank 3", or "rank 3 of node 1" if Lightning starts the processes of several nodes."""
+    """The name of this process in messages: "rank 3", or "rank 3 of node 1" if Lightning starts processes on several nodes."""
     rank, node = _rank()
     return f"rank {rank} of node {node}" if node else f"rank {rank}"
 
 
 def _rank() -> tuple[int, int]:
-    """(global rank, 0); or (rank on its node, number of the node) while only the Trainer knows how many ranks a node has."""
+    """(global rank, 0) under torchrun or srun; else (rank on the node, number of the node), which Lightning sets; default 0."""
     if "RANK" in os.environ:
         return _number("RANK"), 0
     if is_slurm():
@@ -66,20 +66,20 @@ def _rank() -> tuple[int, int]:
 
 
 def is_first_here() -> bool:
-    """Whether this process is the first of a run on its machine."""
+    """Whether this process is the first process (local rank 0) of a run on its machine."""
     return _number("LOCAL_RANK", *(("SLURM_LOCALID",) if is_slurm() else ())) == 0
 
 
 def has_agent_store() -> bool:
-    """Whether torchrun, and not rank 0, hosts the store in which the processes find each other."""
+    """Whether torchrun's agent, and not rank 0, hosts the TCPStore through which the processes find each other."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def restarts() -> int:
-    """Number of times that torchrun has restarted the ranks. The store of torchrun's agent is not emptied by a restart."""
+    """Number of times that torchrun has restarted the ranks. A restart does not empty the TCPStore of torchrun's agent."""
     return _number("TORCHELASTIC_RESTART_COUNT")
 
 
 def _number(*names: str) -> int:
-    """The value of the first of these environment variables that is set to a number; 0 if none is."""
+    """The value of the first of these environment variables that is set to a whole number; 0 if no variable is."""
     return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), 0)

@@ -1,4 +1,4 @@
-"""The phases of a learning-rate schedule (warmup, stable, decay), computed from its rates alone, so for any schedule."""
+"""Finds the phases of any learning-rate schedule (warmup, stable, decay, constant) from the schedule's rates alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a run: its optimizer steps and tokens."""
+    """Record of a phase of a learning-rate schedule: name, number of optimizer steps, and number of tokens in these steps."""
 
     name: str
     steps: int
@@ -19,18 +19,18 @@ class Phase:
 
 _SAMPLES = 2048
 _MOST_PHASES = 12
-"""A schedule with more phases than this is reported as one phase, "varies"."""
+"""`phases` returns a schedule with more phases than this number as one phase, "varies"."""
 
 
 def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
-    """The phases warmup (the rate rises), stable (at the peak), decay (it falls) and constant (below the peak).
+    """The phases in time order: warmup (the rate rises), stable (at the peak), decay (the rate falls), constant (below it).
 
-    Ends of phases are exact in a run of up to _SAMPLES steps. In a longer run, a phase between two samples may be missed.
+    Ends of phases are exact in a run of up to 2,048 steps. A longer run is sampled: a phase between two samples may be missed.
 
     Args:
-        rate: the rate, with a peak of 1, as a function of the optimizer step 1, 2, …
+        rate: number of an optimizer step, from 1 → learning rate divided by the peak.
         steps: number of optimizer steps of the run.
-        tokens_before: the number of tokens in the first n steps, as a function of n.
+        tokens_before: n → number of tokens in the first n steps.
     """
 
     def name(step: int) -> str:

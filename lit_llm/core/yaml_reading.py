@@ -1,4 +1,4 @@
-"""Reads and writes YAML. Reading a file gives a tree of plain values, or one sentence about its mistake. Imports no torch.
+"""Reads YAML as a tree of plain values, with one-sentence errors, and writes YAML. Imports no torch.
 
 `1e-3`, `.5`, `0x10` and `1_000` are numbers, `.inf` and `.nan` are floats, and a date is text. The text of a value is refused
 where YAML 1.1 and 1.2 disagree about it: `no`, `on`, `010`, `12:30`.
@@ -27,21 +27,21 @@ _AMBIGUOUS_INT = re.compile(r"[-+]?(0[0-9_]+|0o[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9]
 
 
 class InvalidYaml(UserError):
-    """A mistake in a text. The message ends a sentence that begins with the text's name: "is not valid YAML at line 3"."""
+    """Raised for a mistake in YAML text. The message follows the text's name in a sentence: "is not valid YAML at line 3"."""
 
 
 class NotYaml(InvalidYaml):
-    """The text breaks YAML's syntax: it may be ordinary text."""
+    """Raised for a text that breaks YAML's syntax, and so may be ordinary text."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes nodes without interpreting scalars; `_scalar` does that."""
+    """A YAML loader that composes nodes without interpreting scalars; `_scalar` interprets them."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
 
 def read_yaml(text: str) -> Any:
-    """The tree of dicts, lists and scalars that a text describes; None if it is empty. Aliases become copies.
+    """The tree of dicts, lists and scalars that a YAML text describes; None for an empty text. Aliases become copies.
 
     Raises:
         InvalidYaml: The text is not YAML, or uses YAML that this module does not read.
@@ -57,10 +57,10 @@ def read_yaml(text: str) -> Any:
 
 
 def read_yaml_file(path: Path | str) -> Any:
-    """The tree that a file of UTF-8 text describes, as `read_yaml` returns it.
+    """The tree of dicts, lists and scalars that a YAML file in UTF-8 describes; None for an empty file.
 
     Raises:
-        InvalidYaml: As `read_yaml`, or the file is not UTF-8.
+        InvalidYaml: The file is not UTF-8 or not YAML, or uses YAML that this module does not read.
         OSError: The file cannot be read.
     """
     content = Path(path).read_bytes()
@@ -73,7 +73,7 @@ def read_yaml_file(path: Path | str) -> Any:
 
 
 def refusal(text: str) -> str | None:
-    """Why an unquoted text is refused as a value, as the end of a sentence; None if it is not refused."""
+    """Why an unquoted text is refused as a value, as the end of a sentence; None if the text is allowed."""
     if _AMBIGUOUS_BOOL.fullmatch(text):
         return "means true or false in YAML 1.1 and text in YAML 1.2: write true or false, or quotes around it"
     if _AMBIGUOUS_INT.fullmatch(text):
@@ -82,7 +82,7 @@ def refusal(text: str) -> str | None:
 
 
 def _value_of(text: str) -> Any:
-    """The value of an unquoted text that is not refused."""
+    """The value of an unquoted YAML scalar that `refusal` allows: None, a bool, a number, or the text itself."""
     if _NULL.fullmatch(text):
         return None
     if match := _BOOL.fullmatch(text):
@@ -95,7 +95,7 @@ def _value_of(text: str) -> Any:
 
 
 def _value(node: yaml.Node) -> Any:
-    """The tree of values of a node and of all nodes below it."""
+    """The tree of dicts, lists and scalars of a YAML node and of all nodes below it."""
     if node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
         _refuse(node, f"has the tag {node.tag[:60]}", ": tags are not allowed")
     if isinstance(node, yaml.SequenceNode):
@@ -140,7 +140,7 @@ def _refuse(node: yaml.Node, what: str, rule: str = "") -> NoReturn:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that `read_yaml` would not read as the same text."""
+    """A YAML dumper that quotes every text that `read_yaml` would not read as the same text without quotes."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -156,7 +156,7 @@ _Dumper.add_representer(str, _represent_str)
 
 
 def dump_yaml(tree: Any) -> str:
-    """A tree of dicts, lists and scalars as text that `read_yaml` reads as the same tree."""
+    """Write a tree of dicts, lists and scalars as YAML text, from which `read_yaml` gets the same tree."""
     return yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
@@ -166,7 +166,7 @@ def comment(text: str) -> str:
 
 
 def as_flag(value: Any) -> str:
-    """A value of a tree as the text that a command line has after a flag."""
+    """A value of a YAML tree, written as the text after a flag on a command line."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,6 +1,6 @@
-"""Which blocks this rank reads: training blocks in the global order, held-out blocks in file order.
+"""The samplers and the DataLoader of token data. Training reads blocks in the global order, evaluation in file order.
 
-A sampler yields the addresses of the blocks of a whole micro-batch.
+A sampler yields the addresses of all blocks of a micro-batch at once. ``lit_llm.data.blocks`` defines blocks and addresses.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from lit_llm.data.blocks import Blocks
 
 # The length of an endless loader. Lightning sums lengths over ranks in int64, so it must stay far below 2**63.
 ENDLESS = 2**48
-_AHEAD = 4096  # samples computed at once: numpy's cost per call is then below 0.1 us per sample
+_AHEAD = 4096  # samples whose addresses are computed in one call: numpy's cost per call is then below 0.1 us per sample
 
 
 class GlobalOrder(DistributedSampler):
-    """Yields this rank's micro-batches in the training order: for each, an array with the block addresses of its samples.
+    """A sampler that yields, for each micro-batch of this rank in training order, an array with its samples' block addresses.
 
-    ``data.locate`` gives the addresses. Each optimizer step reads the samples that follow those of the previous step
-    (``StepSamples``); sample numbers count the samples of all ranks. Iteration starts at the step ``data.step``, so a resumed
-    run continues in the same place with any number of ranks, workers or micro-batches.
+    The method ``locate`` of the data module ``data`` gives the addresses. Each optimizer step reads the samples after those of
+    the previous step (``StepSamples``); sample numbers count the samples of all ranks. Iteration starts at optimizer step
+    ``data.step``, so a resumed run continues in the same place with any number of ranks, workers or micro-batches.
 
-    A ``DistributedSampler`` prevents Lightning from injecting its own shuffling sampler.
+    The base class is ``DistributedSampler`` because Lightning then keeps this sampler and does not inject one that shuffles.
     """
 
     def __init__(self, blocks: Blocks, data: Any, *, rank: int, world_size: int) -> None:
@@ -35,7 +35,7 @@ class GlobalOrder(DistributedSampler):
         self.data = data
 
     def __len__(self) -> int:
-        """The number of this rank's micro-batches in the whole run; ``ENDLESS`` if the run has no last step."""
+        """The number of this rank's micro-batches in the whole run; 2**48 (``ENDLESS``) if the run has no last step."""
         steps = -1 if self.data.trainer is None else self.data.trainer.max_steps
         return ENDLESS if steps == -1 else self.data.samples.micro_batches_before(steps)
 
@@ -55,11 +55,11 @@ class GlobalOrder(DistributedSampler):
 
 
 class HeldOutOrder(DistributedSampler):
-    """This rank's batches of a held-out set in file order: rank r of W takes blocks r, r + W, r + 2W, ...
+    """A sampler of a held-out set in file order: rank r of W reads the blocks r, r + W, r + 2W, ...
 
-    All ranks have the same number of batches, all of one size (at most ``micro_batch_size``). No collective waits for a rank
-    that has finished, and no shape changes. To fill up the batches, block numbers go on after the last block; such blocks are
-    padding.
+    All ranks have the same number of batches, all of one size (at most ``micro_batch_size``), so no collective waits for a rank
+    that has finished, and no shape changes. To fill up the last batches, the sampler also yields numbers after that of the
+    last block, for which the dataset returns blocks of padding.
     """
 
     def __init__(self, blocks: Blocks, *, micro_batch_size: int, rank: int, world_size: int) -> None:
@@ -77,9 +77,9 @@ class HeldOutOrder(DistributedSampler):
 
 
 class ResumableLoader(DataLoader):
-    """A loader without state: the trainer's step count determines its position (see ``GlobalOrder``).
+    """A DataLoader without state: the trainer's step count determines the position in the data (see ``GlobalOrder``).
 
-    It has ``state_dict`` and ``load_state_dict`` only because Lightning warns on resume about loaders without these methods.
+    It has the methods ``state_dict`` and ``load_state_dict`` only because Lightning warns on resume about loaders without them.
 
     Args:
         order: the sampler, which yields the block addresses of a whole micro-batch at a time.

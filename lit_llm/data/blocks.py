@@ -1,14 +1,14 @@
-"""Turn token streams into batches: blocks of T inputs and T targets, which have numbers.
+"""Datasets that turn token streams into batches. A stream is divided into numbered blocks of T inputs and T targets.
 
 A batch is a dict of tensors:
 
 - ``input_ids``, ``targets``: (B, T) int64. ``targets[b, t]`` is the token after ``input_ids[b, t]``. It is -100 where there is
   nothing to predict, or where a mask says that the token is no target.
-- ``documents``: (B, T) int32, if the model needs them: for each input the number, within the row, of its document. The numbers
-  never decrease along a row.
+- ``documents``: (B, T) int32, if the model needs document numbers: for each input the number, within the row, of its document.
+  The numbers never decrease along a row.
 - ``pairs``: (B, P) int64, only for preference data (``PairBlocks``).
-- ``teacher_ids`` (B, T, k) int32 and ``teacher_logp`` (B, T, k) int16, if an objective asks for a teacher: its k likeliest ids
-  in the place of each target (``lit_llm.data.teacher``), and their log-probabilities as the bits of float16, because
+- ``teacher_ids`` (B, T, k) int32 and ``teacher_logp`` (B, T, k) int16, if an objective distils a teacher: the k ids that the
+  teacher finds likeliest as each target (``lit_llm.data.teacher``), and their log-probabilities as the bits of float16, because
   precisions that convert batches would round floats.
 
 A sampler yields the block numbers of a whole micro-batch, and the dataset reads it at once (``DataLoader(batch_size=None)``).
@@ -35,27 +35,27 @@ from lit_llm.data.token_stream import TokenStream
 
 
 class Rows(NamedTuple):
-    """The rows of a micro-batch: the arrays that the module's docstring describes. None: the batch has no such array."""
+    """The arrays of a micro-batch of B blocks, one block per row. A field that is None is left out of the batch."""
 
     input_ids: np.ndarray
-    """(B, T) int64."""
+    """(B, T) int64: the input token ids."""
     targets: np.ndarray
-    """(B, T) int64."""
+    """(B, T) int64: the token id after each input; -100 where there is no target."""
     documents: np.ndarray | None = None
-    """(B, T) int32."""
+    """(B, T) int32: the number, within its row, of each input's document."""
     pairs: np.ndarray | None = None
-    """(B, P) int64."""
+    """(B, P) int64: the position of the first input of each preference pair of a row (`PairBlocks`)."""
     teacher_ids: np.ndarray | None = None
-    """(B, T, k) int32."""
+    """(B, T, k) int32: the k token ids that a teacher finds likeliest as each target."""
     teacher_logp: np.ndarray | None = None
-    """(B, T, k) int16."""
+    """(B, T, k) int16: the teacher's log-probabilities of ``teacher_ids``, as the bits of float16."""
 
     def batch(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array) for name, array in self._asdict().items() if array is not None}
 
 
 class Blocks(Dataset, ABC):
-    """Blocks of T inputs and T targets. The address of a block is its number or, in a mixture, (source, number)."""
+    """Base class of datasets of blocks (T inputs, T targets). A block's address: its number; in a mixture, (source, number)."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -63,30 +63,31 @@ class Blocks(Dataset, ABC):
 
     @abstractmethod
     def rows(self, blocks: np.ndarray) -> Rows:
-        """Read the blocks with the addresses ``blocks``: (B,), or (B, 2) in a mixture."""
+        """Read the blocks with the addresses ``blocks``, (B,) or in a mixture (B, 2), as the rows of a micro-batch."""
 
     def __getitem__(self, blocks: np.ndarray) -> dict[str, Tensor]:
         return self.rows(blocks).batch()
 
 
 class StreamBlocks(Blocks):
-    """Blocks of one stream. A block consists of pieces: runs of consecutive tokens of the stream.
+    """Base class of datasets of the blocks of one token stream. A block consists of pieces: runs of consecutive tokens.
 
-    What a block has after its last piece is padding, which has no targets and the document number T.
+    The positions after the last piece of a block are padding, which has no targets and the document number T.
 
     Args:
-        documents: where the stream's documents are; None: batches have no ``documents``.
+        documents: the document ends of the stream; None: batches have no ``documents``.
     """
 
     _random = True  # whether blocks are read in random order
-    teacher: Teacher | None = None  # of the stream, if batches have a teacher's ids
+    teacher: Teacher | None = None  # the teacher's predictions for the stream; None: batches have none
 
     def __init__(self, stream: TokenStream, *, block_size: int, vocab_size: int, documents: Documents | None = None) -> None:
         self.stream, self.block_size, self.vocab_size, self.documents = stream, block_size, vocab_size, documents
 
     @abstractmethod
     def pieces(self, block: int) -> list[tuple[int, int]]:
-        """The pieces of a block in order: the stream's position of the first input, and the number of input-target pairs."""
+        """The pieces of a block, in order: for each, the position of its first input in the stream, and its number of pairs of
+        an input and its target. ``block``: the block's number."""
 
     def rows(self, blocks: np.ndarray) -> Rows:
         rows = self._padding(len(blocks))
@@ -108,14 +109,15 @@ class StreamBlocks(Blocks):
         return self._completed(rows, starts)
 
     def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
-        """The document numbers of a row's piece ``number``, whose first input is at ``start`` in the stream."""
+        """The document number of each input of a piece: (n,), or one number for all. ``number``: the piece's number in its row;
+        ``start``: the stream position of its first input; ``targets`` (n,): its targets; a subclass may set some to -100."""
         return number
 
     def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
         return rows
 
     def _padding(self, rows: int) -> Rows:
-        """``rows`` rows of padding, without targets. Their inputs are id 0: as attention is causal, any valid id would do."""
+        """``rows`` rows of padding, without targets. All inputs are id 0: as attention is causal, any valid id would do."""
         shape = rows, self.block_size
         documents = None if self.documents is None else np.zeros(shape, dtype=np.int32)
         padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64), documents)
@@ -125,9 +127,9 @@ class StreamBlocks(Blocks):
         return padding._replace(teacher_ids=np.zeros(given, np.int32), teacher_logp=np.zeros(given, np.int16))
 
     def _read_pairs(self, start: int, input_ids: np.ndarray, targets: np.ndarray) -> None:
-        """Fill ``input_ids`` (n,) with the tokens from ``start`` on, and ``targets`` (n,) with the token after each.
+        """Fill ``input_ids`` (n,) with the stream's tokens from position ``start`` on, ``targets`` (n,) with the next tokens.
 
-        Tokens that the stream's mask excludes are no targets.
+        The target is -100 where the stream's mask says that the token is no target.
         """
         tokens = self.stream.read(start, len(targets) + 1, random=self._random)
         # Checked on the host, for microseconds: in the embedding, an id beyond the table is undefined behaviour.
@@ -139,9 +141,9 @@ class StreamBlocks(Blocks):
 
 
 class TrainBlocks(StreamBlocks):
-    """The M = (N - 1) // T full blocks of a training stream of N tokens.
+    """Dataset of the M = (N - 1) // T full blocks of a training stream of N tokens; T is the block size.
 
-    Block i starts at token i * T, wherever documents begin. So the last target of a block is the first input of the next.
+    Block i starts at token i * T, wherever documents begin. So the last target of a block is the first input of the next block.
     """
 
     def __len__(self) -> int:
@@ -158,9 +160,9 @@ class TrainBlocks(StreamBlocks):
 
 
 class HeldOutBlocks(TrainBlocks):
-    """The blocks of a held-out stream: every token except the first is a target exactly once, and the last block is padded.
+    """Dataset of a held-out stream's blocks: each token except the first is a target once, and the last block is padded.
 
-    Blocks after the end contain only padding, so that all ranks have the same number of batches.
+    For a block number after the last block, the block has only padding, so that all ranks have the same number of batches.
     """
 
     _random = False
@@ -170,10 +172,10 @@ class HeldOutBlocks(TrainBlocks):
 
 
 class PackedBlocks(StreamBlocks):
-    """The blocks of a `PackPlan`, which lists the pieces of each block.
+    """Dataset of the blocks of a `PackPlan`, which lists the pieces of each block.
 
     Args:
-        plan: the plan of this stream for this block size.
+        plan: the packing plan of ``stream`` for blocks of ``block_size`` pairs of an input and its target.
         kwargs: the arguments of ``StreamBlocks``.
     """
 
@@ -193,14 +195,14 @@ class PackedBlocks(StreamBlocks):
 
 
 class PairBlocks(PackedBlocks):
-    """Blocks of preference data. Each piece of the plan is a preference pair: a chosen document and the rejected one after it.
+    """Dataset of blocks of preference data. Each piece of the plan is a chosen document and the rejected one after it.
 
     In ``documents``, pair i of a row has the numbers 2 i (chosen) and 2 i + 1 (rejected). A batch also has ``pairs`` (B, P):
     for each pair of a row the position of its first input, counted over all streams of the corpus. P is the largest number of
     pairs in a row of the batch; rows with fewer pairs end in -1. No two blocks share a pair.
 
     Args:
-        first: the number of tokens in the streams before this one.
+        first: the number of tokens in the corpus's streams before this stream.
         kwargs: the arguments of ``PackedBlocks``, with ``documents``.
     """
 
@@ -210,8 +212,8 @@ class PairBlocks(PackedBlocks):
 
     def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray:
         assert self.documents is not None
-        documents = self.documents.numbers(start, len(targets))  # 0 for the chosen and 1 for the rejected one
-        targets[:-1][np.diff(documents) > 0] = IGNORED  # the first token of the other document
+        documents = self.documents.numbers(start, len(targets))  # 0: the chosen document; 1: the rejected document
+        targets[:-1][np.diff(documents) > 0] = IGNORED  # the first token of the rejected document
         return 2 * number + documents
 
     def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
@@ -222,10 +224,10 @@ class PairBlocks(PackedBlocks):
 
 
 class MixtureBlocks(Blocks):
-    """Blocks with the address (source, block). A batch has ``sources`` too: (B,) int64, the number of each row's source.
+    """Dataset of the blocks of several sources; addresses: (source, block). Batches also have ``sources``, (B,) int64.
 
     Args:
-        blocks: a source's number → its blocks.
+        blocks: number of a source → the blocks of the source.
     """
 
     def __init__(self, blocks: Mapping[int, Blocks]) -> None:
@@ -252,9 +254,9 @@ class MixtureBlocks(Blocks):
 
 
 class HeldOutMixtureBlocks(MixtureBlocks):
-    """Held-out blocks of all sources. Here, the address of a block is a single number. Blocks after the end are padding.
+    """Dataset of the held-out blocks of all sources, with numbers as addresses. A number after the last block gives padding.
 
-    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips the rest.
+    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips later ones.
     """
 
     def __init__(self, blocks: Mapping[int, Blocks]) -> None:
@@ -266,5 +268,5 @@ class HeldOutMixtureBlocks(MixtureBlocks):
         self._padding = list(self.blocks)[-1], sizes[-1]
 
     def __getitem__(self, blocks: np.ndarray) -> dict[str, Tensor]:
-        there = blocks < len(self._addresses)  # blocks after the end lie after the end of the last source
+        there = blocks < len(self._addresses)  # other numbers become the number after the last block of the last source
         return super().__getitem__(np.where(there[:, None], self._addresses[np.where(there, blocks, 0)], self._padding))

@@ -1,4 +1,4 @@
-"""What the data of a run are: token streams with their vocabulary, what identifies them, and the blocks that batches read."""
+"""The data of a run: token streams with their vocabulary, hashes that identify the tokens, and the blocks that batches read."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from lit_llm.ingest.chat import ChatForm
 from lit_llm.ingest.token_parts import PartCounts
 from lit_llm.tokenizers import Tokenizer
 
-MAX_FILES = 10_000  # that a checkpoint lists
+MAX_FILES = 10_000  # the most files that a checkpoint lists
 _OF_SOURCE = "fingerprint of "
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Opened token streams, by the names "train", "val" and optionally "test", and their vocabulary.
+    """Record of opened token streams, by the names "train", "val" and optionally "test", and the vocabulary of their tokens.
 
     In a mixture, the name of a stream begins with the name of its source: "web/train".
     """
@@ -48,7 +48,7 @@ class Corpus:
     vocab_size: int
     tokenizer: Tokenizer | None
     text_sizes: Mapping[str, PartCounts] = field(default_factory=dict)
-    """Split → its counts of documents, bytes and tokens from tokenisation, if the corpus has all shards of the split."""
+    """Split → counts of its documents, bytes and tokens from tokenisation. Only for splits with all shards in the corpus."""
     eos_id: int | None = None
     """The id that ends every document; None: no id does."""
     bos_id: int | None = None
@@ -59,10 +59,10 @@ class Corpus:
     """The names of a mixture's sources, in the order of their numbers in a batch's "sources". Empty without a mixture."""
 
     def refuse_training(self, block_size: int, packing: str) -> None:
-        """Check that training can read blocks of this size, packed in this way.
+        """Check that training can read blocks of ``block_size`` tokens with ``packing`` "concatenate" or "best_fit".
 
         Raises:
-            UserError: there are too few tokens for a block, or the corpus has preference pairs that cannot be read so.
+            UserError: there are too few tokens for a block; or there are preference pairs in a mixture, or without "best_fit".
         """
         tokens = self.tokens_of("train")
         if tokens < block_size + 1:
@@ -78,7 +78,7 @@ class Corpus:
             raise UserError("Both answers of a pair must be in one block (--data.packing best_fit).")
 
     def of_split(self, split: str) -> dict[str, TokenStream]:
-        """Name → stream, for the streams of a split. In a mixture, each source that has the split has one stream."""
+        """Name → stream, for the streams of a split: one stream or, in a mixture, one for each source that has the split."""
         return {name: stream for name, stream in self.streams.items() if split_of(name) == split}
 
     def tokens_of(self, split: str) -> int:
@@ -91,7 +91,7 @@ class Corpus:
         return any(stream.pairs for stream in self.streams.values())
 
     def pair_positions(self) -> np.ndarray:
-        """(n,) int64, ascending: the positions of all preference pairs of all splits, counted as in "pairs" of a batch."""
+        """(n,) int64, ascending: the position of each preference pair's first input, in tokens over all streams in order."""
         starts = (pool + self.tokens_before(name) for name in self.streams for pool, _ in self.documents(name).pools(2**18))
         return np.concatenate([*starts, np.empty(0, dtype=np.int64)])
 
@@ -100,13 +100,13 @@ class Corpus:
         return sum(len(stream) for other, stream in islice(self.streams.items(), list(self.streams).index(name)))
 
     def documents(self, name: str) -> Documents:
-        """The documents of the stream ``name``."""
+        """The positions and lengths of the documents of the stream ``name``, read from the document ends of its shards."""
         return Documents(self.streams[name], ends_open=self.ends_open(name))
 
     def ends_open(self, name: str) -> bool:
         """Whether the id that ends a document of the stream ``name`` also opens the next document (see ``Documents``).
 
-        It does if documents end with an id and begin with none.
+        The stream's manifest decides. Without a manifest: True if documents end with an id (EOS) and begin with none (no BOS).
         """
         said = self.streams[name].ends_open
         return (self.eos_id is not None and self.bos_id is None) if said is None else said
@@ -121,10 +121,10 @@ class Corpus:
         return sizes
 
     def token_bytes_of(self, split: str) -> Tensor | None:
-        """`token_bytes`, corrected in float64 if their sum over the tokens of a split is not the number of bytes of its text.
+        """`token_bytes`, (V,) or None. If its sum over a split's tokens is not the text's number of bytes: corrected (float64).
 
-        If the text has characters that the tokenizer does not know, the unknown id gets their mean number of bytes. In other
-        cases, such as a space that a tokenizer puts before each text, the bytes of all ids are scaled by one factor.
+        Correction: if the text has characters that the tokenizer does not know, the unknown id gets their mean number of bytes.
+        Otherwise, for example if a tokenizer puts a space before each text, one factor scales the bytes of all ids.
         """
         sizes, text = self.token_bytes(), self.text_sizes.get(split)
         if sizes is None or text is None or text.bytes == text.token_bytes:
@@ -138,19 +138,19 @@ class Corpus:
 
 @dataclass(frozen=True)
 class OpenedCorpus:
-    """A corpus, the hashes and files found when it was opened, and the packing plans and teachers that were opened later."""
+    """Record of a corpus, the hashes and files found when it was opened, and the packing plans and teachers opened later."""
 
     corpus: Corpus
-    hashes: dict[str, str]  # of the tokens of each stream
-    files: StoredFiles  # that hold the tokens
+    hashes: dict[str, str]  # name of a stream → hash of its tokens
+    files: StoredFiles  # the files of the tokens, masks and document ends
     sources: Seen  # the files that checkpoints list: the texts, or the files of the tokens; empty if there are too many
-    with_documents: frozenset[str]  # the streams whose shards all know where documents end
-    plans: dict[str, PackPlan] = field(default_factory=dict)  # of packed blocks, by stream, after `with_plans`
-    teachers: dict[str, Teacher] = field(default_factory=dict)  # of training streams, after `with_teachers`
+    with_documents: frozenset[str]  # the names of the streams whose shards all say where documents end
+    plans: dict[str, PackPlan] = field(default_factory=dict)  # name of a stream → plan of its packed blocks (`with_plans`)
+    teachers: dict[str, Teacher] = field(default_factory=dict)  # name of a training stream → its teacher (`with_teachers`)
 
     @classmethod
     def of(cls, corpus: Corpus, sources: Seen | None) -> OpenedCorpus:
-        """Check and hash the tokens of a corpus, as far as `TokenStream.scan` reads them.
+        """Check and hash the tokens of a corpus with `TokenStream.scan`, and return the opened corpus.
 
         Args:
             sources: the texts that the corpus was made from, for checkpoints to list. None: checkpoints list the token files.
@@ -166,24 +166,24 @@ class OpenedCorpus:
         return cls(corpus, hashes, files, kept, known)
 
     def fingerprint(self, source: str = "") -> str:
-        """A hash of the counts and tokens of all streams; if ``source`` is given, of that source's streams in a mixture."""
+        """A hash of the token counts and tokens of all streams or, in a mixture, of the streams of the source ``source``."""
         streams = {name: stream for name, stream in self.corpus.streams.items() if name.startswith(f"{source}/".lstrip("/"))}
         content = " ".join(f"{name}={len(stream)}:{self.hashes[name]}" for name, stream in streams.items())
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprints by their keys in a saved state: one of all data or, in a mixture, one for each source."""
+        """Key in a saved state → fingerprint: one fingerprint of all data or, in a mixture, one for each source."""
         of_sources = {f"{_OF_SOURCE}{source}": self.fingerprint(source) for source in self.corpus.sources}
         return of_sources or {"fingerprint": self.fingerprint()}
 
     def change_since(self, name: str, files: Mapping[str, list[str]], sources: Callable[[], Iterable[Path]]) -> str:
-        """One phrase that says which source or files have changed since a state with another fingerprint was saved.
+        """One phrase on what differs from a saved state with another fingerprint: a source, files, or the tokenizer or split.
 
         Args:
             name: the fingerprint's key in `fingerprints`.
             files: path → [state, hash] of the files in the saved state; empty if the state lists no files.
-            sources: returns the files that hold the data now.
+            sources: returns the paths of the files that the data are now read from.
         """
         if self.corpus.sources:
             return f"the text of {name.removeprefix(_OF_SOURCE)} is not the checkpoint's"
@@ -198,10 +198,10 @@ class OpenedCorpus:
         return f"the text{where} is not the checkpoint's, which does not list its files"
 
     def with_plans(self, block_size: int) -> OpenedCorpus:
-        """A copy with the plans of packed blocks: of all streams if documents are preference pairs, else of training streams.
+        """A copy with `plans` for packed blocks: of all streams if documents are preference pairs, else of training streams.
 
         Raises:
-            UserError: `open_plan`, which makes a missing plan, raised it.
+            UserError: `open_plan`, which opens a plan or makes it, raises an error.
         """
         if self.plans:
             return self
@@ -210,10 +210,10 @@ class OpenedCorpus:
         return replace(self, plans={n: open_plan(documents(n), size=block_size, tokens_hash=hashes[n]) for n in names})
 
     def with_teachers(self, block_size: int, packing: str) -> OpenedCorpus:
-        """A copy with a teacher's ids and log-probabilities for the training streams. `files` gets the teacher's files.
+        """A copy of this object with `teachers`, the teacher of each training stream. Adds the teachers' files to `files`.
 
         Raises:
-            UserError: `Teacher` raised it, or the sources of a mixture have different teachers.
+            UserError: `Teacher` raises an error, or the sources of a mixture have different teachers.
         """
         expected = {"vocab_size": self.corpus.vocab_size, "block_size": block_size, "packing": packing}
         teachers = {}
@@ -225,11 +225,11 @@ class OpenedCorpus:
         return replace(self, teachers=teachers)
 
     def blocks(self, split: str, *, block_size: int, packed: bool, documents: bool) -> Blocks:
-        """The blocks of a split, in the order of the text. In a mixture, their addresses are (source, block).
+        """The blocks of a split, in the order of the text. In a mixture, training blocks have addresses (source, block).
 
         Args:
-            packed: whether training reads the blocks of `plans`; False: it reads consecutive tokens.
-            documents: whether batches have "documents". They have none if a shard of the split does not tell document ends.
+            packed: whether training reads the packed blocks of `plans`; False: training reads consecutive tokens.
+            documents: whether batches have "documents". Never if a shard of the split does not say where documents end.
         """
         corpus = self.corpus
         known = (documents or corpus.pairs) and self.with_documents.issuperset(corpus.of_split(split))
@@ -255,7 +255,7 @@ class OpenedCorpus:
         return blocks
 
     def cut_conversations(self) -> str:
-        """A sentence if training conversations are longer than a block, so that packing cuts them; "" if none are cut."""
+        """A sentence if packing cuts training conversations that are longer than a block; "" if no conversation is cut."""
         plans = [plan for name, plan in self.plans.items() if self.corpus.streams[name].masked]
         cut, documents = sum(plan.counts.cut for plan in plans), sum(plan.counts.documents for plan in plans)
         if not cut:
@@ -270,7 +270,8 @@ def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) 
     """The changes of files: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged.
 
     Args:
-        before: path → [state, hash] of each file, as in `Seen`; ``now`` likewise.
+        before: the files before, as path → [state, hash] (`Seen`).
+        now: the files now, in the same form.
     """
     same = ({blake2b for _, blake2b in before.values()} & {blake2b for _, blake2b in now.values()}) - {""}
     both = [path for path in before if path in now and before[path][0] != now[path][0]]

@@ -1,10 +1,10 @@
-"""The base of all data modules: what Lightning calls, from the checks of the settings to loaders and saved states.
+"""The base class of all data modules: the methods that Lightning calls, checks of settings, loaders and saved states.
 
-A batch comes about in three files, each readable alone: `corpus.py` has the blocks of the text, `position.py` the
-numbers of the samples in each optimizer step, and this file connects both to Lightning, in the order of `order.py`.
+Three files make batches: `corpus.py` has the blocks of the text, `position.py` the numbers of the samples in each optimizer
+step, and this file connects both to Lightning. `order.py` has the order of the samples.
 
 One Lightning epoch is the whole run: the training loader has the length of ``max_steps`` optimizer steps. Passes over the
-data ("data epochs") exist only inside the order.
+data ("data epochs") exist only inside the order of the samples.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from lit_llm.data.teacher import TeacherInfo
 
 
 class TokenDataModule(HoldsCorpus, LightningDataModule):
-    """Base of the data modules. Subclasses check and open their sources.
+    """Base class of the data modules. A subclass checks and opens its texts or token shards.
 
     Batches are dicts of int64 ``input_ids`` and ``targets``, both (B, block_size); see ``lit_llm.data.blocks``. After
-    ``setup``, the facts of ``HoldsCorpus`` are known, such as ``vocab_size``, ``tokenizer`` and ``train_tokens``.
+    ``setup``, the properties of ``HoldsCorpus`` can be read, such as ``vocab_size``, ``tokenizer`` and ``train_tokens``.
 
     A ``BatchRamp`` among the trainer's callbacks sets the samples of each step, up to ``global_batch_size``.
 
     Args:
         micro_batch_size: the most sequences in one forward pass of one rank (``lit_llm.core.batch_sizes``). None: no limit.
-        global_batch_size: sequences per optimizer step over all ranks. Accumulation is derived from it.
+        global_batch_size: sequences per optimizer step over all ranks. Gradient accumulation is derived from this number.
         block_size: tokens predicted per sequence (T). None: the block size of the model.
         seed: seed of the order of the training samples.
         num_workers: processes that read ahead. Reading is cheap, so 0 is right unless the disk is slow.
@@ -51,7 +51,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
             and only documents longer than a block are cut (``lit_llm.data.packing``). Validation reads consecutive tokens.
     """
 
-    # Whether no training target is ignored (-100), so that the tokens of a step need not be counted. Masks make it False.
+    # Whether no training target is ignored (-100), so that the targets of a step need not be counted. False with masks.
     every_target_counts = True
     # Whether `problems` refuses a run without max_steps.
     needs_max_steps = False
@@ -71,38 +71,39 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         self.seed, self.num_workers, self.packing = seed, num_workers, packing
         if packing == "best_fit":
             self.every_target_counts = False  # blocks have padding
-        # Whether batches have the numbers of documents, if the shards know where documents end. The model asks for it.
+        # Whether batches have "documents", if the shards say where documents end. True if the model needs document numbers.
         self.gives_documents = False
         self.ramp: BatchRamp | None = None  # set by `find_ramp`
         self.pipeline: Any = None  # the PipelineLayout that `find_pipeline` finds
         self._base = 0, 0  # the steps and samples at which this process started: zero, or those of a checkpoint
-        self._plans_shared = False  # whether all ranks know that the plans are there: then rank 0 may call `setup` alone
+        self._plans_shared = False  # whether all ranks have opened the packing plans: then rank 0 may call `setup` alone
         self._background: BackgroundCheck | None = None  # set while this process trains
 
     # ---- The run, checks and set-up -----------------------------------------------------------------------------
 
     def find_run(self, *, max_steps: int, max_epochs: int | None, saved: Mapping[str, Any] | None) -> None:
-        """Tell a data module about a run of `fit` before the Trainer gets the module, for subclasses whose checks depend on it.
+        """`fit` calls this before the Trainer gets the module. Does nothing here; `Mixture` stores the run's length and phases.
 
-        `max_steps` and `max_epochs` are the Trainer's. `saved` is the state of the data module in the checkpoint that the run
-        continues from; None: the run is new.
+        `max_steps` and `max_epochs` are the Trainer's. `saved` is the data module's state in the checkpoint from which the run
+        continues; None: the run is new.
         """
 
     def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
-        """Use the ``BatchRamp`` among a trainer's callbacks, if there is one."""
+        """Store the ``BatchRamp`` among a trainer's callbacks as the ramp of the batch size; None if there is none."""
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def find_pipeline(self, strategy: object) -> None:
-        """If a strategy has a pipeline, use its layout: the number of micro-batches must be one that the pipeline can run."""
+        """Store the strategy's pipeline layout, which limits the number of micro-batches in a step; None without a pipeline."""
         self.pipeline = getattr(strategy, "pipeline_layout", None)
 
     def find_teachers(self) -> TeacherInfo:
-        """Add a teacher's predictions to training batches, and return its settings. Errors: `OpenedCorpus.with_teachers`."""
+        """Open the teacher's files, so that training batches have its predictions. Returns its settings. Raises a UserError if
+        files are missing, damaged or made for other tokens or blocks, or if sources have different teachers."""
         self._opened = self.opened.with_teachers(self._block_size, self.packing)
         return next(iter(self._opened.teachers.values())).info
 
     def problems(self, world_size: int = 1) -> list[str]:
-        """One sentence for each problem of a run on ``world_size`` data-parallel ranks that can be found before any work."""
+        """One sentence for each problem of a run on ``world_size`` data-parallel ranks, as far as cheap checks can tell."""
         problems = range_problems(type(self), "data", vars(self))
         if not problems:
             batch = self.global_batch_size, self.micro_batch_size, world_size, self.pipeline
@@ -140,9 +141,9 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return self._opened or OpenedCorpus.of(self.open_corpus(), self.seen_sources())
 
     def _open_plans(self) -> None:
-        """Open the plans of packed blocks. One process makes missing plans, then all ranks read them. A collective.
+        """Open the plans of packed blocks. One process makes missing plans, then all ranks read the plans. A collective.
 
-        Rank 0 may have opened the plans before, alone, to check the data. It still takes part in the collective.
+        Rank 0 may have opened the plans before, alone, to check the data. Rank 0 still takes part in the collective.
         """
         if self._plans_shared:
             return
@@ -184,7 +185,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return at_least_one(self.trainer, "limit_test_batches", self.held_out_loader("test"))
 
     def held_out_loader(self, split: str) -> DataLoader:
-        """A loader of the blocks of a split, each once. All ranks have the same number of batches."""
+        """A loader that reads each block of a split once, over all ranks. All ranks have the same number of batches."""
         if not self.corpus.of_split(split):
             raise UserError(self.missing_text(split))
         blocks = self.blocks(split)
@@ -200,7 +201,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def samples(self) -> StepSamples:
-        """Which samples, and how many micro-batches, each step has, by the present batch sizes, ramp and ranks."""
+        """The samples and micro-batches of each optimizer step, for the present batch sizes, batch ramp and number of ranks."""
         stages = ((0, self.global_batch_size),) if self.ramp is None else self.ramp.sequences(self._block_size)
         return StepSamples(stages, self.micro_batch_size, self._rank[1], self.pipeline, self._base)
 
@@ -221,7 +222,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def consumed_samples(self) -> int:
-        """Number of samples, over all ranks, trained on so far: the only state of the data, derived from the trainer's step."""
+        """Number of samples that all ranks together have trained on so far, derived from the trainer's optimizer step."""
         return self.samples.before(self.step)
 
     @property
@@ -239,21 +240,21 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return self.opened.blocks(split, block_size=self._block_size, packed=packed, documents=self.gives_documents)
 
     def locate(self, g: np.ndarray) -> np.ndarray:
-        """The addresses of the blocks that the global sample numbers ``g`` (n,) read: (n,), or (n, 2) in a mixture."""
+        """The address of the block that each global sample number in ``g`` (n,) reads: (n,), or (n, 2) in a mixture."""
         return sample_index(g, samples=len(self.blocks("train")), seed=self.seed)
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
-        """Source → the number of passes over it in a run of `steps` steps. Data without sources have one, with the name ""."""
+        """Source → the number of passes over the source in a run of `steps` optimizer steps. Without a mixture: "" → passes."""
         return {"": self.samples.before(steps) / len(self.blocks("train"))}
 
     def describe_phases(self) -> list[str]:
-        """One line, in a list, about a mixture's phases still to come. Empty for other data, or after the last phase."""
+        """A list with one line about the phases of a mixture that are not over. Empty without a mixture or after all phases."""
         return []
 
     # ---- State --------------------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """The settings that, with the position, determine the next batches; and the data's fingerprints, once they are open."""
+        """The settings that, with the position, determine the next batches; once the data are open, also their fingerprints."""
         identity = {
             "global_batch_size": self.global_batch_size,
             "batch_ramp": "none" if self.ramp is None else [list(pair) for pair in self.ramp.tokens_per_batch],
@@ -284,7 +285,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
     def changes_since(self, checkpoint: dict[str, Any]) -> list[str]:
         """One sentence for each setting that affects the next batches and differs from its value in a checkpoint.
 
-        The data themselves are compared only if this is called after `setup`, which opens them.
+        The tokens are compared only after `setup`, which opens the data.
         """
         name = type(self).__qualname__
         if name not in checkpoint:

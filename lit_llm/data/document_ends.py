@@ -1,8 +1,8 @@
 """Find the documents of a stream: the document number of each input of a row, and the position and length of every document.
 
 An input belongs to the document that has its token. The exception is data whose documents end with an id (EOS) and begin with
-none (no BOS). There, the id that ends a document serves as the first input of the next document, as a BOS would, and each input
-belongs to the document that has its target.
+none (no BOS). In such data, the EOS of a document serves as the first input of the next document, as a BOS would, and each
+input belongs to the document that has its target.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def missing_documents(stream: TokenStream) -> str | None:
 
 
 class Documents:
-    """The documents of a stream whose shards all say where documents end.
+    """Finds the documents of a stream whose shards all say where documents end.
 
-    ``.docs`` files are read where they are needed. The ends of Megatron's documents are kept in memory, 8 bytes each.
+    Of ``.docs`` files, only the needed parts are read. The ends of Megatron's documents are kept in memory, 8 bytes each.
 
     Args:
-        ends_open: documents end with an id and begin with none, so the id that ends a document opens the next one.
+        ends_open: documents end with an id (EOS) and begin with none, so the EOS of a document opens the next document.
     """
 
     def __init__(self, stream: TokenStream, *, ends_open: bool) -> None:
         self.stream, self.ends_open = stream, ends_open
         self._files = OpenFiles()
-        self._ends: dict[int, _DocsFile | np.ndarray | None] = {}  # by shard
+        self._ends: dict[int, _DocsFile | np.ndarray | None] = {}  # number of a shard → its document ends
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_ends": {}}
@@ -55,17 +55,17 @@ class Documents:
         return opens.cumsum(dtype=np.int32)
 
     def pools(self, documents: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, pool by pool, all documents with at least one pair of an input and its target. A pool takes ``documents``
-        document ends, the last pool fewer. In preference data, a chosen answer and the rejected one after it are one document.
+        """Yield, pool by pool, all documents with at least one pair of an input and its target. A pool has ``documents``
+        document ends, the last at most as many. In preference data, a chosen and the next rejected answer are one document.
 
         Yields:
-            (n,) the position of each document's first input, and (n,) the number of its pairs.
+            (n,) the position of each document's first input in the stream, and (n,) each document's number of pairs.
 
         Raises:
             UserError: the document ends are damaged.
         """
-        waiting = np.empty(0, dtype=np.int64)  # document ends that are not yielded yet
-        begin = 0  # the first token of the first of these documents
+        waiting = np.empty(0, dtype=np.int64)  # ends of the documents that are not yielded yet
+        begin = 0  # the position of the first token that is not yielded yet
         for layout, offset in zip(self.stream.layouts, self.stream.starts, strict=False):
             ends = layout.document_ends()
             assert ends is not None
@@ -111,7 +111,7 @@ class Documents:
 
 
 class _DocsFile:
-    """The document ends in a ``.docs`` file as a sequence, which is read from the disk at each access."""
+    """The document ends in a ``.docs`` file as a sequence of uint64. Each access reads from the disk."""
 
     def __init__(self, layout: ShardLayout, files: OpenFiles) -> None:
         self._path, self._files = layout.docs, files

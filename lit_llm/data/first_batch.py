@@ -1,4 +1,4 @@
-"""The first batch of a run as text, for somebody who looks at it before the launch."""
+"""The first batch of a run as text, for a user who wants to look at the batch before the launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.tokenizers import Tokenizer
 
 
 def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
-    """Yield lines about the first global batch of a new run: the text of its first sequences, document by document.
+    """Yield lines of text with the first sequences of the first global batch of a new run, document by document.
 
     If a shard does not say where documents end, a sequence counts as one document.
 
@@ -34,7 +34,8 @@ def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, sour
     """Yield lines with the inputs and targets of each document of each sequence, as Python literals with escape sequences.
 
     Args:
-        tokenizer: None: token ids are written instead of text.
+        tokenizer: decodes the tokens. None: the lines have token ids instead of text.
+        source_names: the sources of a mixture, which the lines name.
     """
     for row, (inputs, targets) in enumerate(zip(batch["input_ids"].numpy(), batch["targets"].numpy(), strict=True)):
         source = f", source {source_names[int(batch['sources'][row])]}" if "sources" in batch else ""

@@ -15,7 +15,7 @@ from lit_llm.tokenizers import Tokenizer
 
 
 class HoldsCorpus(ABC):
-    """Base of data modules: a subclass opens a corpus, and the properties give facts about it, such as ``vocab_size``."""
+    """Base class of data modules: a subclass opens a corpus, and properties describe the corpus, such as ``vocab_size``."""
 
     _opened: OpenedCorpus | None = None
     # Whether rank 0 opens the data for all ranks. The data must have the same paths on all ranks.
@@ -26,22 +26,22 @@ class HoldsCorpus(ABC):
 
     @abstractmethod
     def source_problems(self) -> list[str]:
-        """Cheap checks of the subclass's arguments: one sentence per problem."""
+        """One sentence for each problem of the subclass's arguments. The checks are cheap: no token is read."""
 
     @abstractmethod
     def open_corpus(self) -> Corpus:
-        """Open the files of tokens. Called once on every rank or, if ``opens_on_rank_zero``, once on rank 0."""
+        """Open the token files and return the corpus. Called once on every rank; if ``opens_on_rank_zero``, only on rank 0."""
 
     def source_files(self) -> list[Path]:
-        """The files that hold the data, for messages that name changed files; empty if the files are unknown."""
+        """The paths of the files with the data, for messages that name changed files; empty if the files are unknown."""
         return []
 
     def seen_sources(self) -> Seen | None:
-        """The texts that the tokens were made from, with states and hashes. None: only the files of tokens are known."""
+        """The text files that were tokenised: path → [state, hash]. None: only the token files are known, not the texts."""
         return None
 
     def missing_text(self, split: str) -> str:
-        """The error message if the data have no such split."""
+        """The error message for data that lack the split ``split``."""
         return f"No {split} text: give --data.{split}."
 
     @property
@@ -107,10 +107,10 @@ class HoldsCorpus(ABC):
 
     @property
     def knows_documents(self) -> bool:
-        """Whether all shards say where documents end, so that no id has to be searched for. False before the data are open."""
+        """Whether all shards say where documents end; if not, the model searches for BOS or EOS. False before data are open."""
         return self._opened is not None and self._opened.with_documents.issuperset(self.corpus.streams)
 
     @property
     def ends_open(self) -> bool:
-        """Whether the id that ends a training document also opens the next one: if they end with an id and begin with none."""
+        """Whether the id that ends a training document also opens the next document, as in data with EOS and without BOS."""
         return all(map(self.corpus.ends_open, self.corpus.of_split("train")))

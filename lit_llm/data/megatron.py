@@ -1,8 +1,8 @@
-"""Megatron's pairs of files: ``X.bin`` holds bare tokens, ``X.idx`` their type and the documents.
+"""Read Megatron's pairs of files: ``X.bin`` has the tokens without a header, ``X.idx`` their dtype and the documents.
 
 ``X.idx`` is little-endian: the magic ``MMIDIDX\\0\\0``, version 1 (uint64), a code of the token type (uint8), the number n of
-sequences and m of document indices (uint64), then for each sequence its tokens (int32) and its first byte in ``X.bin``
-(int64), then m document indices (int64): document i has the sequences from index i to before index i + 1.
+sequences and m of document indices (uint64), then the number of tokens of each sequence (int32), each sequence's first byte in
+``X.bin`` (int64), and m document indices (int64): document i has the sequences from index i to before index i + 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DTYPES = {code: np.dtype(name) for code, name in {1: "u1", 2: "i1", 3: "<i2", 4
 
 
 def index_of(path: str) -> str:
-    """The path of the index ``X.idx`` that belongs to ``path``, ``X.bin``."""
+    """The path of the index ``X.idx`` that belongs to the token file ``path``, which is ``X.bin``."""
     return os.path.splitext(path)[0] + ".idx"
 
 
@@ -35,10 +35,10 @@ def has_index(path: str) -> bool:
 
 
 def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
-    """Type and number of the tokens of ``path``; None if there is no index beside this file.
+    """The dtype and the number of the tokens in the file ``path``; None if there is no Megatron index beside the file.
 
     Args:
-        size: bytes of ``path``.
+        size: the size of the file ``path`` in bytes.
 
     Raises:
         UserError: the index is damaged, or ``size`` is not the size that the index says.
@@ -57,9 +57,9 @@ def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
 
 
 def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
-    """Where the documents of ``path`` end: uint64 (n,), the number of tokens up to each document's last one.
+    """The end of each document in the file ``path``: uint64 (n,), the number of tokens up to and with the document's last.
 
-    Documents without tokens are left out. ``itemsize`` is the bytes of a token, ``tokens`` the number of tokens of ``path``.
+    Documents without tokens are left out. ``itemsize`` is the size of a token in bytes, ``tokens`` the file's number of tokens.
 
     Raises:
         UserError: the index is damaged.
@@ -82,14 +82,14 @@ def wrong_size(path: str, size: int, expected: int, says: str) -> str | None:
     """A sentence if the ``size`` of a file is not the ``expected`` one (both in bytes); None if it is.
 
     Args:
-        says: the clause of the sentence that says what gives the expected size: "meta.json says 8 tokens = 1040 bytes".
+        says: a clause of the sentence about the source of the expected size: "meta.json says 8 tokens = 1040 bytes".
     """
     what = "truncated" if size < expected else "too long"
     return None if size == expected else f"{path} is {what}: {says}, but it has {size}."
 
 
 def _header(index: str, header: bytes) -> tuple[np.dtype[Any], int, int]:
-    """Token type, number of sequences and number of document indices, from the first bytes (``header``) of an index.
+    """The tokens' dtype, the number of sequences and of document indices, from ``header``, the first bytes of file ``index``.
 
     Raises:
         UserError: the index is truncated or empty, or its version or token type is not supported.

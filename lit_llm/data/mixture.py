@@ -25,7 +25,7 @@ _NEEDS_LENGTH = "A mixture needs the length of the run, of which its phases are 
 
 
 class Mixture(ShardDataModule):
-    """Several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` has the order of samples.
+    """The data module of several sources of token shards, mixed by weight. ``lit_llm.data.mixture_order`` orders the samples.
 
     All sources have the same tokenizer. Over every period of samples, whose length follows from the weights, the shares of the
     sources are exactly their weights. In each epoch of a source, each of its blocks is read once. Batches also have
@@ -33,8 +33,8 @@ class Mixture(ShardDataModule):
     source.
 
     Args:
-        sources: name → shards.
-        phases: parts of the run with their weights, in order. They end at fractions of a run of ``trainer.max_steps``.
+        sources: name of a source → its shards.
+        phases: parts of the run, in order, each with its weights. A phase ends at a fraction of ``trainer.max_steps``.
         kwargs: the arguments of ``ShardDataModule``.
     """
 
@@ -45,7 +45,7 @@ class Mixture(ShardDataModule):
         self.sources, self.phases = with_names(sources), phases
         self.source_names = list(self.sources)
         self._length: tuple[int, int | None] | None = None  # max_steps and max_epochs of the Trainer
-        self._past: list[Phase] = []  # the phases of the checkpoint that the run continues from
+        self._past: list[Phase] = []  # the phases in the checkpoint from which the run continues
         self._made: MixtureOrder | None = None
 
     # ---- Checks -------------------------------------------------------------------------------------------------
@@ -60,7 +60,9 @@ class Mixture(ShardDataModule):
         return problems + self._found_problems(splits, complete=not problems)
 
     def _found_problems(self, splits: Mapping[str, ShardSplits], *, complete: bool) -> list[str]:
-        """One sentence for each problem of the shards that were found. ``complete``: no source lacks shards."""
+        """One sentence for each problem of the sources whose shards exist.
+
+        ``complete``: whether the shards of all sources exist. False: missing validation text is no problem."""
         problems = self._vocabulary_problems(splits) if complete or self._manifests(splits) else []
         tokenizers = {manifest.tokenizer: name for name, each in splits.items() for _, manifest in each.manifests.values()}
         if len(tokenizers) > 1:
@@ -99,8 +101,8 @@ class Mixture(ShardDataModule):
         return problems or self._cap_problems()
 
     def _cap_problems(self) -> list[str]:
-        """A sentence for each source that the run would read more often than its `max_epochs`."""
-        # Before `setup`, the numbers of packed blocks are estimates without padding, which are not checked.
+        """A sentence for each source that the run would read more often than its `max_epochs`. Empty if sizes are estimates."""
+        # Before `setup`, the numbers of packed blocks are only estimates without padding, so they are not checked.
         estimated = self.packing == "best_fit" and not self._plans
         if estimated or all(source.max_epochs is None for source in self.sources.values()):
             return []
@@ -148,7 +150,7 @@ class Mixture(ShardDataModule):
         return f"No {split} text in any source: give a source some, such as --data.sources.NAME.{split}."
 
     def _training(self) -> dict[str, TokenStream]:
-        """Source → the stream of its training tokens, for the sources that have one. This works before `setup`, too."""
+        """Source → the stream of its training tokens, for the sources with training text. Can be called before `setup`."""
         streams = self.corpus.streams if self.is_open else streams_by_name(self._splits())
         return {name: streams[key] for name in self.sources if (key := f"{name}/train") in streams}
 
@@ -168,15 +170,15 @@ class Mixture(ShardDataModule):
         return self._made
 
     def _sizes(self) -> dict[str, int]:
-        """Source → the number of its training blocks, 0 without training text. An estimate as long as packing has no plans."""
-        if self._plans:  # `setup` makes them
+        """Source → the number of its training blocks, 0 without training text. With packing, an estimate until `setup`."""
+        if self._plans:  # packing is on, and `setup` has opened the plans
             sizes = {name.rpartition("/")[0]: len(plan) for name, plan in self._plans.items()}
         else:
             sizes = {name: (len(stream) - 1) // self._block_size for name, stream in self._training().items()}
         return dict.fromkeys(self.sources, 0) | sizes
 
     def _phases(self) -> list[Phase]:
-        """The phases of the run. Their ends are counted in samples.
+        """The phases of the run, the checkpoint's past phases included. A phase's end is a number of samples.
 
         Raises:
             UserError: the length of the run is not known.
@@ -188,13 +190,13 @@ class Mixture(ShardDataModule):
         return continued(self._past, configured, self._base[1])
 
     def _steps(self) -> int:
-        """The number of steps of the whole run; -1: unknown."""
+        """The number of optimizer steps of the whole run; -1: unknown."""
         if self.trainer is not None:
             return self.trainer.max_steps
         return -1 if self._length is None else self._length[0]
 
     def draws(self) -> list[PhaseDraws]:
-        """How much each phase reads of each source. The length of the run must be known, from the Trainer or ``find_run``."""
+        """For each phase: how much it reads of each source. The Trainer or ``find_run`` must have given the run's length."""
         order, sizes, start, phase_draws = self._order(), self._sizes(), 0, []
         for phase in order.phases:
             before, after = order.drawn(start), order.drawn(phase.end)
@@ -208,11 +210,11 @@ class Mixture(ShardDataModule):
         return phase_draws
 
     def epochs_by_source(self, steps: int) -> dict[str, float]:
-        """Source → the number of passes over it in the whole run, whose length must be known; ``steps`` is ignored."""
+        """Source → passes over it in the whole run, for sources that are read. Ignores ``steps``; the length must be known."""
         return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
 
     def describe_phases(self) -> list[str]:
-        """The phases with their last steps: "phases: until step 54 code 6, docs 3; until step 60 code 1, docs 1"."""
+        """A list with one line about the phases that are not over: "phases: until step 54 code 6, docs 3; until step 60 …"."""
         to_come = [phase for phase in self._phases() if phase.end > self._base[1]]
         steps = range(self._base[0], self._steps() + 1)
         ends = [steps[bisect_left(steps, phase.end, key=self.samples.before)] for phase in to_come]
@@ -240,7 +242,8 @@ class Mixture(ShardDataModule):
 
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
-    """A sentence if sources with conversations differ in chat template or end-of-turn id: a model can learn only one."""
+    """A list with a sentence if the chat templates or end-of-turn ids of sources differ, or their files are damaged; else
+    empty. ``trained``: source → its training stream."""
     try:
         forms = chat_forms(trained.values())
     except UserError as error:
@@ -252,7 +255,7 @@ def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
 
 
 def _shared_files(splits: Mapping[str, ShardSplits]) -> list[str]:
-    """A sentence for the first training file of a source that another source trains on or holds out."""
+    """A list with a sentence about one training file of a source that another source trains on or holds out; else empty."""
     names = list(splits)
     for name in names:
         training = splits[name].streams.get("train")

@@ -23,15 +23,15 @@ from lit_llm.core.errors import UserError
 from lit_llm.data.order import permute
 
 MAX_PERIOD = 10_000
-"""Largest sum of quotas. Weights in percent with two decimals never need more."""
-_AT_ONCE = 2**20  # places of periods that are computed at once: about 50 MB
+"""The largest sum of quotas, which is the length of a period in samples. Weights in percent with two decimals need no more."""
+_AT_ONCE = 2**20  # the number of places of periods that are computed in one call, which takes about 50 MB
 
 
 @dataclass(frozen=True)
 class SourceDraws:
-    """How much a phase reads of a source: samples and tokens in the phase.
+    """Record of how much a phase of a mixture reads of a source: the numbers of samples and tokens.
 
-    `epochs`: passes over the source from the start of the run to the end of the phase. `max_epochs`: the limit; None: no limit.
+    `epochs`: passes over the source from the run's start to the phase's end. `max_epochs`: the most passes; None: no limit.
     """
 
     samples: int
@@ -42,13 +42,13 @@ class SourceDraws:
 
 @dataclass(frozen=True)
 class PhaseDraws:
-    """How much a phase reads of each source.
+    """Record of how much a phase of a mixture reads of each source.
 
     Attributes:
-        end: samples of the run at the end of the phase.
+        end: the number of samples that the run has read at the end of the phase.
         period: the number of samples (P) after which the shares of the sources are exact again.
         largest_deviation: the most samples by which a source can be ahead of its share, or behind, within a period.
-        sources: all sources, also the ones without weight.
+        sources: source → how much the phase reads of the source, for all sources, also those of weight 0.
     """
 
     end: int
@@ -58,16 +58,16 @@ class PhaseDraws:
 
 
 class Phase(NamedTuple):
-    """A part of the run during which the weights stay the same."""
+    """Record of a part of a mixture's run during which the weights of the sources stay the same."""
 
     end: int
-    """Samples of the run at the end of the phase. The phase starts at the end of the phase before it."""
+    """The number of samples that the run has read at the end of the phase. A phase starts at the end of the previous phase."""
     quotas: dict[str, int]
-    """Source → its samples in each period, at least 1. The quotas' greatest common divisor is 1."""
+    """Source → the number of its samples in each period of the phase, at least 1. Their greatest common divisor is 1."""
 
     @property
     def period(self) -> int:
-        """Samples of a period (P)."""
+        """The number of samples in a period of the phase, P: the sum of the quotas."""
         return sum(self.quotas.values())
 
     @property
@@ -77,9 +77,9 @@ class Phase(NamedTuple):
 
 
 def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
-    """The smallest whole numbers in the ratio of ``weights``. Sources of weight 0 are left out.
+    """Source → quota: the smallest whole numbers in the ratio of ``weights``. Sources of weight 0 are left out.
 
-    Weights are taken as the decimals that they are written as: 0.1 is one tenth.
+    A weight counts as the decimal number that the user wrote: 0.1 is exactly one tenth.
 
     Raises:
         UserError: a weight is not from 0 to 100, the sum is neither 1 nor 100, or the period is longer than ``MAX_PERIOD``.
@@ -105,25 +105,25 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _hundredths(weights: dict[str, Fraction], total: Fraction | int) -> dict[str, Fraction]:
-    """Shares in the ratio of ``weights``, rounded to hundredths of a percent but not to 0. The largest makes the sum 1."""
+    """Source → share: its weight / ``total``, rounded to 0.01 %, at least 0.01 %. The largest is set to make the sum 1."""
     parts = {name: max(1, round(weight / total * MAX_PERIOD)) for name, weight in weights.items()}
     parts[max(parts, key=parts.__getitem__)] += MAX_PERIOD - sum(parts.values())
     return {name: Fraction(part, MAX_PERIOD) for name, part in parts.items()}
 
 
 def phases_of(untils: Sequence[float], quotas: Sequence[dict[str, int]], total: int) -> list[Phase]:
-    """Phases that end after the fractions ``untils`` of ``total`` samples, rounded to whole samples, with the given quotas.
+    """Phases with the quotas ``quotas`` that end at the fractions ``untils`` of ``total`` samples, rounded to whole samples.
 
-    Neighbours with the same quotas become one phase, and phases without a sample are left out.
+    Neighbouring phases with the same quotas become one phase, and phases without a sample are left out.
     """
     ends = [round(Fraction(str(until)) * total) for until in untils]
     return _joined(Phase(end, each) for end, each in zip(ends, quotas, strict=True))
 
 
 def continued(saved: Sequence[Phase], configured: Sequence[Phase], consumed: int) -> list[Phase]:
-    """The phases of a continued run: the saved ones up to sample ``consumed``, then the configured ones.
+    """The phases of a continued run: the checkpoint's phases up to sample ``consumed``, then the phases of the settings.
 
-    If the weights at ``consumed`` stay the same, the phase goes on, perhaps with another end. Otherwise, a phase starts there.
+    If the weights before and after ``consumed`` are the same, the phase goes on, perhaps to another end. Else a new one starts.
     """
     past = [Phase(min(phase.end, consumed), phase.quotas) for phase in saved]
     if past and past[-1].end < consumed:  # samples after the last phase have its weights
@@ -143,14 +143,14 @@ def _joined(phases: Iterable[Phase]) -> list[Phase]:
 
 
 class MixtureOrder:
-    """Finds the source and the block of each sample of a run.
+    """Finds the source and the block of each sample of a run on a mixture.
 
     After n samples of a phase with period P, a source with quota q has at most q (P - q) / P samples more or fewer than its
     share n q / P. The difference is 0 after every P samples.
 
     Args:
-        phases: at least one. The last one goes on after its end.
-        sizes: source → its number of blocks. A source may be missing if only phases that have ended read it.
+        phases: at least one phase. The last phase goes on after its end.
+        sizes: source → its number of blocks. A source may be missing if only phases that are over read it.
         seed: the run's data seed.
     """
 
@@ -162,13 +162,13 @@ class MixtureOrder:
             self._drawn.append(self._after(number, phase.end))
 
     def locate(self, g: np.ndarray) -> np.ndarray:
-        """The addresses of global sample numbers.
+        """The address of the block that each global sample number reads.
 
         Args:
-            g: (n,) non-negative integers.
+            g: (n,) non-negative integers: global sample numbers.
 
         Returns:
-            (n, 2) int64: the source's number in the order of ``sizes``, and the block in it.
+            (n, 2) int64: the source's number in the order of ``sizes``, and the number of the block within the source.
         """
         g = np.asarray(g, dtype=np.int64)
         addresses = np.empty((len(g), 2), dtype=np.int64)
@@ -184,7 +184,7 @@ class MixtureOrder:
         return addresses
 
     def drawn(self, samples: int) -> dict[str, int]:
-        """Source → how many of the first ``samples`` samples of the run are read from it."""
+        """Source → how many of the first ``samples`` samples of the run are read from the source."""
         return self._after(int(np.searchsorted([phase.end for phase in self.phases[:-1]], samples)), samples)
 
     def _after(self, number: int, samples: int) -> dict[str, int]:
@@ -199,8 +199,8 @@ class MixtureOrder:
         return counts
 
     def _own_numbers(self, number: int, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For global samples (n,) of a phase: the index of each sample's source among the phase's sorted names (n,), and the
-        sample's number among all samples of that source (n,)."""
+        """For the global sample numbers ``g`` (n,), all in phase ``number``: the index of each sample's source among the sorted
+        names of the phase's sources (n,), and the sample's number among all samples of its source in the run (n,)."""
         names = sorted(self.phases[number].quotas)
         quotas = np.array([self.phases[number].quotas[name] for name in names])
         before = np.array([self._drawn[number].get(name, 0) for name in names])
@@ -216,8 +216,8 @@ class MixtureOrder:
         return which, before[which] + period * quotas[which] + earlier
 
     def _period_places(self, number: int, periods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For e periods of a phase: the index of the source at each place (e, P), and how many earlier places of the period
-        that source has (e, P)."""
+        """For the e periods ``periods`` of phase ``number``: the index of the source at each place of a period (e, P), and how
+        many earlier places of the same period belong to that source (e, P)."""
         phase = self.phases[number]
         quotas = [phase.quotas[name] for name in sorted(phase.quotas)]
         size = phase.period
@@ -239,7 +239,7 @@ class MixtureOrder:
 
 
 def _seed(seed: int, kind: str, name: str) -> int:
-    """Derive a seed from the run's seed for each phase (its first sample as ``name``) and each source."""
+    """A seed of 64 bits from the run's ``seed``, for a "phase" (``name``: its first sample) or a "source" (its name)."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {kind} {name}".encode(), digest_size=8).digest(), "little")
 
 

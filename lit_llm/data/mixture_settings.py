@@ -1,4 +1,4 @@
-"""The settings of a mixture, and what can be wrong with them before any file is looked at."""
+"""The settings of a mixture, and the checks of these settings that read no file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def with_names(of_sources: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass
 class MixtureSource(ShardSource):
-    """The shards of one source. Not every source needs validation text.
+    """The settings of one source of a mixture: its shards. Not every source needs validation text.
 
     Args:
-        max_epochs: the most passes over the source. A run that would read it more often is refused. None: no limit.
+        max_epochs: the most passes over the source. A run with more passes over the source is refused. None: no limit.
     """
 
     max_epochs: float | None = None
@@ -34,10 +34,10 @@ class MixtureSource(ShardSource):
 
 @dataclass
 class MixturePhase:
-    """A part of the run during which the weights stay the same.
+    """The settings of a part of the run during which the weights of a mixture's sources stay the same.
 
     Args:
-        weights: source → its share of the samples. The shares sum to 100 or to 1. A source without a share has 0.
+        weights: source → its share of the samples. The shares sum to 100 or to 1. A source that is not named has the share 0.
         until: where the phase ends, as a fraction of the run's samples. The last phase ends at 1.
     """
 
@@ -49,7 +49,7 @@ class MixturePhase:
 
 
 def mixture_problems(sources: Mapping[str, MixtureSource], phases: Sequence[MixturePhase]) -> list[str]:
-    """One sentence for each setting that is wrong whatever the shards are."""
+    """One sentence for each setting of a mixture that is wrong by itself. No shard is read."""
     problems = []
     if not sources:
         problems.append("A mixture needs sources: give --data.sources '{NAME: {path: FOLDER}, …}'.")
@@ -69,7 +69,7 @@ def mixture_problems(sources: Mapping[str, MixtureSource], phases: Sequence[Mixt
             smallest_quotas(phase.weights)
         except UserError as error:
             problems.append(f"Phase {number}: {error} (--data.phases).")
-    unknown = any(phase.weights.keys() - sources.keys() for phase in phases)  # perhaps the mistyped names of these
+    unknown = any(phase.weights.keys() - sources.keys() for phase in phases)  # perhaps mistyped names of sources
     for name in sources:
         if phases and not unknown and not any(name in phase.weights for phase in phases):
             problems.append(

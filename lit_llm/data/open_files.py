@@ -1,7 +1,7 @@
 """Read bytes of many files with few open descriptors.
 
 ``os.pread`` takes the position in every call, so processes that share a descriptor after a fork do not disturb each other.
-Unlike a memory map, it reads no pages around the requested bytes, and a file that becomes shorter causes no SIGBUS.
+Unlike a memory map, ``os.pread`` reads no pages around the requested bytes, and causes no SIGBUS if a file becomes shorter.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from functools import lru_cache
 from lit_llm.core.errors import UserError
 
 _MOST = 128
-"""The most descriptors that stay open in a process, which may have 1,024 by default (``ulimit -n``)."""
+"""The most file descriptors that stay open in a process. By default, a process may have 1,024 (``ulimit -n``)."""
 _new_key = itertools.count()
 
 
 class OpenFiles:
-    """Reads files for one owner, such as a stream. The limit of descriptors is that of all owners in a process together.
+    """Reads files for one owner, such as a stream. All owners of a process together have at most 128 descriptors open.
 
-    Pickling transfers no descriptor: the copy opens the files again.
+    Pickling transfers no descriptor: the unpickled copy opens the files again.
     """
 
     def __init__(self) -> None:
-        self._key = next(_new_key)  # a reader that is made later opens a replaced file again
+        self._key = next(_new_key)  # an `OpenFiles` made later has another key, so it opens a replaced file again
 
     def __reduce__(self) -> tuple[type[OpenFiles], tuple[()]]:
         return OpenFiles, ()
@@ -32,11 +32,11 @@ class OpenFiles:
     def read(
         self, path: str, start: int, length: int, *, random: bool, mend: str = "restore it, and continue the run"
     ) -> bytes:
-        """``length`` bytes of ``path`` from ``start`` on.
+        """Read ``length`` bytes of the file ``path`` from byte ``start`` on.
 
         Args:
             random: tell the kernel not to read ahead, because the next read is elsewhere.
-            mend: what a user does about a file that is gone or became shorter; the message adds "with --resume auto".
+            mend: the advice in the error about a file that is gone or became shorter; the message adds "with --resume auto".
 
         Raises:
             UserError: the file is gone, or became shorter.

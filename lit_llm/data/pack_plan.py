@@ -1,4 +1,4 @@
-"""The stored plan of packed blocks: which pieces of documents each block has.
+"""The packing plan, a file that lists the pieces of documents in each packed block.
 
 A plan such as ``train_pack-T4096.idx`` lies beside the shards whose documents it packs into blocks of T = 4096 pairs of an
 input and its target. All numbers in the file are little-endian:
@@ -34,7 +34,7 @@ from lit_llm.data.token_stream import TokenStream
 from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HASH_BYTES
 
 MOST_COUNTED = 5_000_000
-"""The most documents that `planned` packs. So many take a few seconds."""
+"""The most documents that `planned` packs. Packing this many documents takes a few seconds."""
 _MAGIC, _VERSION = b"LITPACK\0", 1
 _HEADER = struct.Struct("<8sII16sQ5Q2Q")
 _HEADER_BYTES = 128
@@ -42,17 +42,18 @@ _INDEX = np.dtype("<u8")
 
 
 class PackPlan:
-    """A plan on disk, read when it is needed: a block takes two small reads. Pickling transfers no content.
+    """Reads a packing plan from its file. Looking up a block takes two small reads. Pickling transfers no content of the file.
 
     Raises:
         UserError: the file is not a plan, is damaged, or is the plan of other data or another block size.
     """
 
     def __init__(self, path: Path, *, size: int, key: bytes) -> None:
-        """
+        """Open the plan in the file ``path``, and check its header and size.
+
         Args:
             size: pairs of an input and its target in a block, T.
-            key: the result of `key_of` for the documents, which the plan must have.
+            key: the result of `key_of` for the documents. The file must have the same key.
         """
         self.path, self.size = path, size
         self._files = OpenFiles()
@@ -78,7 +79,7 @@ class PackPlan:
         return self.counts.blocks
 
     def block(self, number: int) -> np.ndarray:
-        """The pieces of the block ``number``, counted from 0: (n,) of type `PIECE`.
+        """The pieces of block number ``number``, counted from 0: (n,) of the dtype `PIECE`.
 
         Raises:
             UserError: the file is damaged.
@@ -102,7 +103,7 @@ class PackPlan:
 
 
 def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
-    """Open the plan beside the shards. A missing plan is made first, and a line reports how many documents it cuts.
+    """Open the packing plan beside the shards. A missing plan is made first, and a line reports how many documents it cuts.
 
     Args:
         documents: the documents to pack, of one stream.
@@ -110,7 +111,7 @@ def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
         tokens_hash: hash of the stream (`TokenStream.scan`).
 
     Raises:
-        UserError: `PackPlan` or `write_plan` raised it, a shard does not say where documents end, or the plan has no blocks.
+        UserError: as `PackPlan` and `write_plan` raise, or a shard does not say where documents end, or the plan has no blocks.
     """
     if (shard := missing_documents(documents.stream)) is not None:
         raise UserError(
@@ -137,9 +138,9 @@ def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
 
 
 def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
-    """The counts of packed blocks of ``size`` pairs, and those of consecutive blocks for comparison. Nothing is written.
+    """Counts for blocks of ``size`` pairs of an input and its target: packed, and consecutive for comparison. Writes no file.
 
-    None if this is not counted before a run: for more than `MOST_COUNTED` documents, or without a manifest or document ends.
+    None if there are more than `MOST_COUNTED` documents, no manifest, or no document ends.
 
     Raises:
         UserError: the document ends are damaged.
@@ -171,10 +172,10 @@ def report(packed: Counts, other: Counts) -> str:
 
 
 def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
-    """The path of the plan of a stream, such as ``train_pack-T4096.idx``: named after the first shard and the block size.
+    """The path of a stream's packing plan, such as ``train_pack-T4096.idx``: named after the first shard and the block size.
 
-    The plan of only some of a split's shards also has the start of its key in its name, so that it does not replace the plan of
-    all shards.
+    If the stream has only some of a split's shards, the name also has the start of ``key``, so that the plan does not replace
+    the plan of all shards.
     """
     first = stream.paths[0]
     name = re.sub(r"_[0-9]+$", "", first.stem)
@@ -184,7 +185,7 @@ def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
 
 
 def key_of(documents: Documents, tokens_hash: str) -> bytes:
-    """A hash of everything but the block size that decides a plan: the tokens, the shards, and where documents end.
+    """A hash of the tokens, the shards and the document ends. Together with the block size, these decide a packing plan.
 
     Args:
         tokens_hash: hash of the stream (`TokenStream.scan`).
@@ -196,7 +197,7 @@ def key_of(documents: Documents, tokens_hash: str) -> bytes:
 
 
 def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> int:
-    """Pack all documents and write the plan, complete or not at all.
+    """Pack all documents into blocks of ``size`` pairs. Write the plan, with ``key``, to ``path``, complete or not at all.
 
     Memory holds a pool of documents, the document ends of one shard, and 8 bytes for each block.
 
@@ -206,7 +207,7 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
     Raises:
         UserError: the folder cannot be written or is gone, or the document ends are damaged.
     """
-    name = f".{path.name}.{uuid4().hex[:8]}.partial"  # machines may share the folder, and containers the number of a process
+    name = f".{path.name}.{uuid4().hex[:8]}.partial"  # machines may share the folder, and containers may have equal process ids
     try:
         with complete_file(path, path.with_name(name)) as file:
             return _write(file, documents, size, key)
@@ -220,7 +221,7 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
 
 
 def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield each pool of documents: their starts (n,) and lengths (n,), and how many too long preference pairs it lacks."""
+    """Yield for each pool: starts (n,) and lengths (n,) of documents, and how many preference pairs exceed a block."""
     for starts, lengths in documents.pools(POOL):
         fits = lengths <= size if documents.stream.pairs else np.ones(len(lengths), dtype=bool)
         yield starts[fits], lengths[fits], int(np.sum(~fits))
@@ -228,7 +229,7 @@ def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.nda
 
 def _write(file: BinaryIO, documents: Documents, size: int, key: bytes) -> int:
     counts, other, pieces, left_out = Counts(), Counts(), 0, 0
-    ends: list[np.ndarray] = []  # for each pool: the number of pieces up to the end of each of its blocks
+    ends: list[np.ndarray] = []  # for each pool and each of its blocks: the number of pieces up to the end of the block
     file.write(bytes(_HEADER_BYTES))  # written when the counts are known
     for starts, lengths, long in _pools(documents, size):
         left_out += long

@@ -1,9 +1,9 @@
 """Best-fit-decreasing packing: which pieces of documents share a block.
 
 A document gives pairs of an input and its target; a block has room for T pairs. A document of more than T pairs is cut from
-its start into blocks of T pairs, and what remains is a piece, like a whole short document. The pieces of a pool of documents
-are placed longest first, each into the block with the least room that suffices (Ding et al. 2024, arXiv 2404.10830). Nothing is
-random.
+its start into blocks of T pairs. The pairs after the last full block are a piece, as a whole short document is. The pieces of a
+pool of documents are placed longest first, each into the block with the least room that suffices (Ding et al. 2024, arXiv
+2404.10830). Nothing is random.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import NamedTuple
 import numpy as np
 
 POOL = 2**18
-"""The number of documents that are packed together. The plan depends on it. A larger pool would not reduce the padding."""
+"""The number of documents that are packed together, which a packing plan depends on. A larger pool would not reduce padding."""
 PIECE = np.dtype([("start", "<u8"), ("length", "<u4")])
-"""A part of a document: the position of its first input in the stream, and the number of its pairs."""
+"""The dtype of a piece of a document: the position of its first input in the stream, and its number of input-target pairs."""
 
 
 class Counts(NamedTuple):
-    """Counts of blocks and documents for one way to fill blocks: packed, or consecutive. Counts of several pools add up."""
+    """Record of counts for one way to fill blocks with documents: packed or consecutive. ``+`` adds the counts of two pools."""
 
     blocks: int = 0
     documents: int = 0
     targets: int = 0
-    """Pairs of an input and its target in all documents."""
+    """The number of pairs of an input and its target in all documents."""
     cut: int = 0
-    """Documents that are cut, so that their parts are in several blocks."""
+    """The number of documents that are cut, so that parts of the document are in several blocks."""
     separated: int = 0
-    """Targets that are in another block than the start of their document."""
+    """The number of targets that are in another block than the start of their document."""
     padding: int = 0
-    """Positions of blocks that no pair fills."""
+    """The number of positions of blocks that no pair of an input and its target fills."""
 
     @property
     def cut_share(self) -> float:
@@ -50,15 +50,15 @@ class Counts(NamedTuple):
 
 
 def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, Counts]:
-    """Pack one pool of documents.
+    """Pack one pool of documents into blocks.
 
     Args:
-        starts: (n,) position of each document's first input.
-        lengths: (n,) number of each document's pairs, at least 1.
-        size: pairs of a block, T.
+        starts: (n,) position of each document's first input in the stream.
+        lengths: (n,) each document's number of pairs of an input and its target, at least 1.
+        size: pairs of an input and its target in a block, T.
 
     Returns:
-        The pieces (p,) of type `PIECE`, block after block; the number of pieces in each block (b,); and the counts.
+        The pieces (p,) of dtype `PIECE`, block after block; the number of pieces in each block (b,); and the counts.
     """
     starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
     whole, rest = lengths // size, lengths % size
@@ -85,13 +85,14 @@ def pack(starts: np.ndarray, lengths: np.ndarray, size: int) -> tuple[np.ndarray
 
 
 def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
-    """The number (n,) of the block, from 0, that each piece goes into. Among blocks with equal room, the last one is taken.
+    """For each of n pieces, the number of the block into which best-fit-decreasing packing puts it: (n,), counted from 0.
 
-    ``lengths`` (n,): the number of pairs of each piece, from 1 to ``size``.
+    ``lengths`` (n,): each piece's number of pairs, from 1 to ``size``, the pairs of a block. Among blocks with equal room, the
+    block that was filled last gets the piece.
     """
     numbers = np.empty(len(lengths), dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
-    blocks_with: list[list[int]] = [[] for _ in range(size + 1)]  # by their room
+    blocks_with: list[list[int]] = [[] for _ in range(size + 1)]  # room → the numbers of the blocks with this room
     rooms = 0  # bit r: there is a block with room r
     chosen = []
     count = 0
@@ -114,7 +115,7 @@ def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
 
 
 def consecutive(starts: np.ndarray, lengths: np.ndarray, size: int) -> Counts:
-    """The counts for blocks of T consecutive pairs, with 0 for `blocks` and `padding`. The arguments are those of `pack`."""
+    """The counts for blocks of ``size`` consecutive pairs, with 0 for `blocks` and `padding`. Arguments are as in `pack`."""
     starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
     in_first = size - starts % size  # pairs up to the end of the block in which the document starts
     cut = lengths > in_first

@@ -1,6 +1,6 @@
-"""Which samples and micro-batches each optimizer step has, and the position of a run in its data, without Lightning.
+"""The samples and micro-batches of each optimizer step, and the position of a run in its data. Does not need Lightning.
 
-Steps are counted from 0, and samples over the whole run and all ranks.
+Steps are counted from 0. Samples are numbered from 0 over the whole run and all ranks.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from lit_llm.core.errors import UserError
 
 @dataclass(frozen=True)
 class StepSamples:
-    """The samples of each optimizer step, and how they are divided into shares of ranks and micro-batches of a rank."""
+    """Computes the samples of each optimizer step, and divides them over data-parallel ranks and micro-batches."""
 
     stages: Stages  # (first step, samples per step) of each stage of a batch ramp; without a ramp, there is one stage
     most: int | None = None  # the most samples of a micro-batch; None: no limit
     ranks: int = 1  # the number of data-parallel ranks
-    pipeline: Pipeline | None = None  # if given, it must be able to run the micro-batches of a step
-    base: tuple[int, int] = (0, 0)  # steps and samples of the checkpoint that the run continues from
+    pipeline: Pipeline | None = None  # the pipeline, which must be able to run the micro-batches of a step; None: no pipeline
+    base: tuple[int, int] = (0, 0)  # steps and samples of the checkpoint from which the run continues
 
     def size(self, step: int) -> int:
-        """Number of samples in a step."""
+        """Number of samples in the optimizer step ``step``, over all ranks."""
         return next(size for first, size in reversed(self.stages) if first <= step)
 
     def before(self, step: int) -> int:
-        """Number of samples that the run has read before ``step``: those that `base` gives, and those of the steps since."""
+        """Number of samples that the run reads before ``step``: those of the checkpoint, `base`, and of the steps since it."""
         steps, samples = self.base
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 
     def of_rank(self, step: int, rank: int) -> list[range]:
-        """The sample numbers of each micro-batch of a rank in a step. Each rank has an equal, contiguous share of the step."""
+        """The sample numbers of each micro-batch of a rank in a step. Each rank has an equal, contiguous share."""
         size = self.size(step)
         share, micro = size // self.ranks, micro_batch(size, self.most, self.ranks, self.pipeline)
         assert size == share * self.ranks and share % micro == 0
@@ -41,29 +41,29 @@ class StepSamples:
         return [range(first, first + micro) for first in range(begin, begin + share, micro)]
 
     def micro_batch(self, step: int) -> int:
-        """Number of samples in a micro-batch of one rank."""
+        """Number of samples in each micro-batch of one rank in the optimizer step ``step``."""
         return micro_batch(self.size(step), self.most, self.ranks, self.pipeline)
 
     def micro_batches(self, step: int) -> int:
-        """Number of micro-batches of each rank in a step."""
+        """Number of micro-batches of each rank in the optimizer step ``step``."""
         return self.size(step) // (self.micro_batch(step) * self.ranks)
 
     def micro_batches_before(self, step: int) -> int:
-        """Number of micro-batches of each rank before a step, as if all steps, also those before `base`, had these sizes."""
+        """Number of micro-batches of each rank before ``step`` if the whole run, also before `base`, has these batch sizes."""
         return sequences_before(tuple((first, self.micro_batches(first)) for first, _ in self.stages), step)
 
 
 def batch_problems(
     batch: int, most: int | None, ranks: int, pipeline: Pipeline | None, *, ramp: Sequence[int] = (), length: int | None = None
 ) -> list[str]:
-    """One sentence for each batch size that the ranks cannot share.
+    """One sentence for each batch size that the ranks cannot share equally, and one if a ramp does not end at ``batch``.
 
     Args:
-        batch: samples per step; with a ramp, at its end.
+        batch: samples per optimizer step; with a batch ramp, samples per step at the end of the ramp.
         most: the most samples of a micro-batch. None: no limit.
         ranks: number of data-parallel ranks.
-        pipeline: if given, it must be able to run the micro-batches of a step.
-        ramp: tokens per step of each stage of a batch ramp. Empty: there is none.
+        pipeline: the pipeline, which must be able to run the micro-batches of a step. None: no pipeline.
+        ramp: tokens per step of each stage of a batch ramp. Empty: no ramp.
         length: tokens per sample. None: the number is not known, so the ramp is not checked.
     """
     if not ramp or length is None:
@@ -79,10 +79,10 @@ def batch_problems(
 
 
 def saved_base(state: Mapping[str, Any]) -> tuple[int, int]:
-    """The numbers (steps, samples) that the run had taken and read when the state of a data module was saved.
+    """The number of optimizer steps and of samples, over all ranks, of a run when the data module's state ``state`` was saved.
 
     Raises:
-        UserError: one of the two is not a non-negative integer.
+        UserError: one of the two numbers is not a non-negative integer.
     """
     for name in ("consumed_samples", "global_step"):
         count: Any = state.get(name)
@@ -92,10 +92,12 @@ def saved_base(state: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def setting_changes(now: Mapping[str, Any], saved: Mapping[str, Any], changed_text: Callable[[str], str]) -> list[str]:
-    """One phrase for each setting that differs from a saved state. A setting that only one of the two has is ignored.
+    """One phrase for each setting whose values in ``now`` and ``saved`` differ. A setting that one of them lacks is ignored.
 
     Args:
-        changed_text: returns the phrase about text that has changed. It takes the name of the fingerprint that differs.
+        now: name → value of the present settings and fingerprints.
+        saved: the same, from a checkpoint.
+        changed_text: takes the name of a fingerprint that differs, and returns the phrase about the changed text.
     """
     changes = []
     for name, value in now.items():

@@ -1,4 +1,4 @@
-"""The length of a run: set it on the Trainer, from data modules that count in sequences, and describe it in words."""
+"""The length of a run: set the Trainer's limits, from a data module that counts sequences, and describe the length in words."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lit_llm.data.batches import ENDLESS
 
 
 def set_accumulation(trainer: Trainer, data: Any) -> None:
-    """Set the Trainer's ``accumulate_grad_batches``: a step's micro-batches. With a `BatchRamp`, the callback sets it instead.
+    """Set the Trainer's ``accumulate_grad_batches`` to the micro-batches of a step. Does nothing with a `BatchRamp`.
 
     Raises:
-        UserError: the user gave the Trainer another number.
+        UserError: the user gave the Trainer a number other than 1 and the micro-batches of a step.
     """
     if data.ramp is not None:
         return
@@ -31,13 +31,13 @@ def set_accumulation(trainer: Trainer, data: Any) -> None:
 
 
 def set_end(trainer: Trainer, data: Any) -> None:
-    """Set the end of training: after `max_steps` optimizer steps, or earlier, after `max_epochs` passes over the data.
+    """Set the end of training: after `max_steps` optimizer steps or `max_epochs` passes over the data, whichever is first.
 
     `limit_train_batches` and `val_check_interval` are rounded up to whole optimizer steps. If `limit_train_batches` shortens
-    Lightning's epochs, the run also ends after `max_epochs` of these.
+    Lightning's epochs, the run also ends after `max_epochs` shortened epochs.
 
     Raises:
-        UserError: the user gave the Trainer `overfit_batches`, or one of the two limits together with a batch ramp.
+        UserError: the user set `overfit_batches`; or `limit_train_batches` or `val_check_interval` together with a batch ramp.
     """
     if trainer.overfit_batches:  # type: ignore[attr-defined]  # set in Trainer.__init__ through a connector
         raise UserError(
@@ -59,11 +59,11 @@ def set_end(trainer: Trainer, data: Any) -> None:
 
 
 def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
-    """A limit of the Trainer in micro-batches, rounded up to optimizer steps. A note reports rounding.
+    """The value of one of the Trainer's limits in micro-batches, rounded up to whole optimizer steps. A note reports rounding.
 
     Args:
         key: the name of the limit, such as "limit_train_batches". Its value is a number of micro-batches or a share of `epoch`.
-        epoch: micro-batches of an epoch: the result if the Trainer has no limit.
+        epoch: the number of micro-batches in an epoch, which is the result if the Trainer has no limit.
 
     Raises:
         UserError: there is a limit, but a batch ramp changes the micro-batches of a step.
@@ -82,7 +82,8 @@ def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
 
 
 def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataLoader:
-    """Return ``loader``. If the Trainer's limit ``key`` is less than one batch of it, set 1 batch: Lightning would raise."""
+    """Return ``loader``. If the Trainer's limit ``key`` is below one batch of it, set the limit to 1, with a note: Lightning
+    would raise."""
     limit = 0 if trainer is None else getattr(trainer, key)
     if 0 < limit * len(loader) < 1:
         report(f"trainer.{key} is {limit}, less than one of {len(loader)} batches: one is used (--trainer.{key} 1)", "note")
@@ -91,7 +92,8 @@ def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataL
 
 
 def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
-    """The optimizer steps of a run: `max_steps` (-1: no end), or those of `max_epochs` passes over open data if fewer."""
+    """Optimizer steps of a run: the smaller of `max_steps` and the steps of `max_epochs` passes over the data, which must be
+    open. -1 in the result and in both arguments: no limit."""
     if max_epochs is None or max_epochs == -1:
         return max_steps
     steps = steps_of_passes(data, max_epochs)
@@ -112,5 +114,5 @@ def run_length(data: Any, max_steps: int) -> str:
 
 
 def _epochs(number: float) -> str:
-    """12.345 -> "12.35", 0.00123 -> "0.0012": two decimals, or two significant digits if that shows more."""
+    """A number as text with two decimals (12.345 -> "12.35") or, below 0.1, two significant digits (0.00123 -> "0.0012")."""
     return f"{number:.2f}" if number >= 0.1 or number == 0 else f"{number:.2g}"

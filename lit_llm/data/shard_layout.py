@@ -1,6 +1,6 @@
-"""The layout of a file of tokens: an llm.c shard, bare uint16, or Megatron's ``.bin`` with its ``.idx``.
+"""The layout of a token file: an llm.c shard with a header, bare uint16 tokens, or Megatron's ``.bin`` with its ``.idx``.
 
-nanoGPT's ``.bin`` files are bare uint16 without a header. They cannot be recognised, so the user sets ``headerless``.
+nanoGPT's ``.bin`` files are bare uint16 tokens. A file without a header cannot be recognised, so the user sets ``headerless``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_
 
 
 class ShardLayout(NamedTuple):
-    """Where a file of tokens is, and how its tokens are stored."""
+    """Record of the path of a token file, and of how the file stores its tokens: dtype, offset and number."""
 
     path: str
     dtype: np.dtype[Any]
     offset: int
-    """Bytes before the first token."""
+    """The number of bytes before the first token of the file."""
     tokens: int
     megatron: bool = False
     masked: bool = False
-    """Whether a mask file beside this file says which of its tokens are targets of the loss."""
+    """Whether a mask file beside the token file says which of its tokens are targets of the loss."""
 
     @property
     def mask_path(self) -> str:
@@ -41,18 +41,18 @@ class ShardLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The size in bytes that the file must have."""
+        """The size in bytes that the token file must have."""
         return self.offset + self.tokens * self.dtype.itemsize
 
     @property
     def docs(self) -> str:
-        """The path of the ``.docs`` file with this shard's document ends. Megatron's ends are in the ``.idx`` file instead."""
+        """The path of the ``.docs`` file with this shard's document ends. Megatron has document ends in the ``.idx`` file."""
         return os.path.splitext(self.path)[0] + DOCS_SUFFIX
 
     def document_ends(self) -> np.ndarray | None:
-        """The end of each document that ends in this file: the number of the file's tokens up to the document's last one.
+        """The end of each document that ends in this file: the number of the file's tokens up to and with the document's last.
 
-        uint64 (n,), or None if document ends were not recorded.
+        Returns uint64 (n,), or None if document ends were not recorded.
 
         Raises:
             UserError: the document ends are damaged.
@@ -129,7 +129,7 @@ def _bare_layout(path: str, header: bytes, size: int) -> ShardLayout:
 
 
 def _start(path: str, length: int) -> tuple[bytes, int]:
-    """The first ``length`` bytes of a file, or all if it is shorter, and the size of the file in bytes."""
+    """The first ``length`` bytes of a file, or all bytes of a shorter file; and the size of the file in bytes."""
     try:
         with open(path, "rb") as file:
             return file.read(length), os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Open the splits that the settings name: those in a folder that ``prepare`` wrote, or given files, perhaps with a manifest."""
+"""Open the splits train, val and test of token shards: a folder that ``prepare`` wrote, or the files that the settings name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass
 class ShardSource:
-    """Where shards are.
+    """The settings that say where token shards are.
 
     Args:
         path: a folder that ``prepare`` wrote, instead of ``train``, ``val`` and ``test``.
@@ -37,7 +37,7 @@ class ShardSource:
 
 @dataclass
 class ShardSplits:
-    """The splits of a source that were found, and one sentence for each problem."""
+    """Record of the opened splits of a source of shards, and one sentence for each problem of the source."""
 
     streams: dict[str, TokenStream] = field(default_factory=dict)
     """Split → the stream of its tokens, for the splits that could be opened."""
@@ -46,14 +46,14 @@ class ShardSplits:
     """Split → folder and manifest, for the splits whose files are all listed in one manifest."""
 
     def whole_splits(self) -> dict[str, SplitInfo]:
-        """Split → its record in the manifest, for the splits that have exactly the shards of that record."""
+        """Split → its record in the manifest, for the splits whose stream has exactly the shards of the record."""
         files = {name: [path.name for path in self.streams[name].paths] for name in self.manifests}
         splits = {name: manifest.split_with(files[name]) for name, (_, manifest) in self.manifests.items()}
         return {name: split for name, split in splits.items() if split is not None}
 
 
 def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCounts]:
-    """``Corpus.text_sizes``: the counts of each split, summed over sources. ``splits``: for each source, split → record."""
+    """Split → counts of documents, bytes and tokens, summed over sources. ``splits``: for each source, split → its record."""
     sizes: dict[str, PartCounts] = {}
     for each in splits:
         for name, split in each.items():
@@ -99,7 +99,7 @@ def path_problems(source: ShardSource, flag: str) -> list[str]:
     """A sentence for each setting that contradicts ``path``, a folder that ``prepare`` wrote.
 
     Args:
-        flag: the key below which the settings are, such as "--data", for the sentences.
+        flag: the prefix of the settings' flags in the sentences, such as "--data".
     """
     problems = []
     others = [f"{flag}.{name}" for name in SPLITS if getattr(source, name) is not None]
@@ -111,10 +111,10 @@ def path_problems(source: ShardSource, flag: str) -> list[str]:
 
 
 def splits_of(source: ShardSource, *, settings: str = "--data", required: Collection[str] = ("train", "val")) -> ShardSplits:
-    """The splits of a source.
+    """Open the splits of a source of token shards.
 
     Args:
-        settings: the key below which the flags are that problems name.
+        settings: the prefix of the flags that problems name, such as "--data.sources.web".
         required: the splits whose absence is a problem.
     """
     if source.path is not None:
@@ -123,17 +123,17 @@ def splits_of(source: ShardSource, *, settings: str = "--data", required: Collec
 
 
 def no_split_text(split: str, of: str = "") -> str:
-    """A sentence: a folder written by ``prepare`` lacks this split, and how to prepare one. ``of``: words after "text"."""
+    """The sentence for a folder of ``prepare`` that lacks the split ``split``. ``of``: words to put after "No … text"."""
     return f"No {split} text{of}: prepare the data again with it (prepare … --data.{split} FILE)."
 
 
 def _of_files(
     patterns: Mapping[str, str | list[str] | None], headerless: bool, settings: str, required: Collection[str]
 ) -> ShardSplits:
-    """The splits of files and globs. ``patterns``: split → the user's setting. Files that a manifest lists are not opened."""
+    """Open the splits that files and globs name. ``patterns``: split → files or globs. A file in a manifest is not opened."""
     splits = ShardSplits()
     files: dict[str, list[Path]] = {}
-    manifests: dict[Path, Manifest | None] = {}  # each is read once
+    manifests: dict[Path, Manifest | None] = {}  # folder → its manifest, which is read once
     for name in SPLITS:
         setting = patterns[name]
         if setting is None:

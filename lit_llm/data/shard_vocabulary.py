@@ -1,4 +1,4 @@
-"""Find the vocabulary, the tokenizer and the ids around documents of token shards, from settings and manifests."""
+"""Find the vocabulary, the tokenizer and the BOS and EOS ids around documents of token shards, in settings and manifests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TokenId = Annotated[int | None, whole(0, 100_000_000)]
 
 @dataclass(frozen=True)
 class ShardVocabulary:
-    """The settings of the vocabulary; None: the user left a setting out.
+    """The settings of the vocabulary of token shards. A setting is None if the user left it out.
 
-    Methods take ``manifests``: those of the splits whose vocabulary counts, which ``ShardDataModule.described_by`` chooses.
+    Methods take ``manifests``: the manifests of the splits that decide the vocabulary (``ShardDataModule.described_by``).
     """
 
     vocab_size: VocabSize
@@ -33,11 +33,11 @@ class ShardVocabulary:
 
     @property
     def needs_manifest(self) -> bool:
-        """Whether no setting tells the number of token ids, so that a manifest must tell it."""
+        """Whether the settings do not give the number of token ids, so that only a manifest can."""
         return self.vocab_size is None and self.tokenizer is None
 
     def size(self, manifests: Sequence[Manifest]) -> int:
-        """Number of token ids: of the setting, else of the tokenizer, else of the first manifest, else of GPT-2."""
+        """The number of token ids: the setting's, else the tokenizer's, else the first manifest's, else GPT-2's."""
         if self.vocab_size is not None:
             return self.vocab_size
         if self.tokenizer is not None:
@@ -45,7 +45,7 @@ class ShardVocabulary:
         return manifests[0].vocab_size if manifests else _GPT2_VOCAB_SIZE
 
     def problems(self, manifests: Sequence[Manifest]) -> list[str]:
-        """A sentence for each setting out of range; if all are in range, for each that contradicts another or a manifest."""
+        """A sentence for each setting that is out of range. If none is: for each that contradicts another or a manifest."""
         size = self.size(manifests)
         if problems := range_problems(ShardVocabulary, "data", vars(self)):
             return problems
@@ -60,8 +60,8 @@ class ShardVocabulary:
         return problems
 
     def _id_problems(self, name: str, given: int, size: int, manifests: Sequence[Manifest]) -> list[str]:
-        """A sentence if the setting ``name``, an id around documents, is not in the vocabulary, or not the manifests' or the
-        tokenizer's id."""
+        """A list with a sentence if the value ``given`` of the setting ``name`` ("bos_id" or "eos_id") is no id of a vocabulary
+        of ``size`` ids, or differs from the id of a manifest or of the tokenizer; else empty."""
         if not 0 <= given < size:
             return [f"{name} is {given}, but the vocabulary has {size} ids (--data.{name})."]
         for manifest in manifests:
@@ -76,7 +76,7 @@ class ShardVocabulary:
         return []
 
     def tokenizer_problems(self, manifests: Sequence[Manifest], folder: Path | None) -> list[str]:
-        """A sentence if the tokenizer of the settings contradicts the tokenizer in ``folder``, the folder of a manifest."""
+        """A list with a sentence if the settings' tokenizer contradicts that in a manifest's folder ``folder``; else empty."""
         if self.tokenizer is None or any(each.tokenizer == self.tokenizer.identity() for each in manifests):
             return []
         problems: list[str] = []
@@ -90,10 +90,10 @@ class ShardVocabulary:
         return next((token_id for token_id in known if token_id is not None), None)
 
     def load_tokenizer(self, folder: Path | None) -> Tokenizer | None:
-        """The tokenizer in ``folder``, the folder of a manifest, with the ids around documents; else the one of the settings.
+        """The tokenizer in a manifest's folder ``folder``; without one, the tokenizer of the settings, which may be None.
 
         Raises:
-            UserError: both tokenizers exist and differ, or the settings name another id around documents.
+            UserError: both tokenizers exist, and their vocabularies or the BOS or EOS ids that the settings name differ.
         """
         if folder is None or not (folder / TOKENIZER_FILE).exists():
             return self.tokenizer

@@ -1,8 +1,8 @@
-"""Check whether files have changed: compare size, ctime and inode at every start, and hash the files for which these differ.
+"""Check whether files have changed: compare size, ctime and inode at every start, and hash files where one of them differs.
 
 The state of a file, the text ``SIZE CTIME INODE``, changes with every write, and when the file is copied to another place. A
 file that is still in the state in which it was hashed need not be hashed again. Therefore checkpoints store the states and
-hashes of the files that hold a run's tokens. The token cache stores those of its own files and of the texts it was made from.
+hashes of a run's token files, and the token cache stores those of its own files and of the tokenised texts.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from lit_llm.core.number_text import counted
 from lit_llm.ingest.shards import HASH_BYTES
 
 _READ_BYTES = 2**24
-_REST = 49  # seconds of rest after a second of hashing in the background: 2 % of one core, about 20 MB a second
+_REST = 49  # seconds of sleep after each second of hashing in the background: 2 % of one core, about 20 MB a second
 
 
 class StoredFile(NamedTuple):
-    """A file, and what a manifest, a checkpoint or another record says about the content that the file must have."""
+    """A file, and the content that it must have according to a manifest, a checkpoint or another record."""
 
     path: str
     blake2b: str | None = None
     """The BLAKE2b hash (hex) that the file's bytes after ``head`` must have. None: any content is accepted."""
     head: bytes = b""
-    """The bytes with which the file must begin, such as the header of a shard. They are not part of the hash."""
+    """The bytes with which the file must begin, such as the header of a shard. These bytes are not hashed."""
     mend: str = ""
-    """What a user does if the file has other content: the end of the error message."""
+    """The end of the error message for a file with other content: what the user can do, such as "restore it"."""
 
 
 Seen = dict[str, list[str]]
-"""Path → [state, hash] of a file. The hash is that of the bytes after ``StoredFile.head``, or "" while it is not known."""
+"""Path → [state, hash] of a file. The hash covers the bytes after ``StoredFile.head``; "" as long as it is not known."""
 
 
 def state_of(path: str) -> str:
@@ -51,7 +51,7 @@ def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda
     """The BLAKE2b hash (hex) of a file's bytes after ``head``. If the file does not begin with ``head``, all bytes are hashed.
 
     Args:
-        rest: called after each 16 MiB with the seconds that reading and hashing them took. It may sleep, to slow hashing down.
+        rest: called after each 16 MiB with the seconds that reading and hashing took. May sleep, to slow hashing down.
 
     Raises:
         OSError: the file cannot be read.
@@ -69,7 +69,7 @@ def hash_of(path: str, head: bytes = b"", rest: Callable[[float], None] = lambda
 
 
 def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
-    """The hash of a file. The file is hashed a second time if the first hash is wrong, or if its descriptor was closed.
+    """The BLAKE2b hash (hex) of a file, from a second attempt if the first hash is wrong or its descriptor was closed.
 
     The reason: when a DataLoader ends, the queues of its workers may close a descriptor number twice. The second time, the
     number may already belong to the file that this thread reads.
@@ -85,7 +85,7 @@ def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
 
 
 class StoredFiles:
-    """A set of files to check, each with the state that it had when it was added. ``seen`` has their states and hashes."""
+    """A set of files to check. ``seen`` has the state of each file when it was added, and its hash once that is known."""
 
     def __init__(self, files: Iterable[StoredFile]) -> None:
         self._files: dict[str, StoredFile] = {}
@@ -99,7 +99,7 @@ class StoredFiles:
 
     @property
     def bytes(self) -> int:
-        """The size of all files together, in bytes."""
+        """The sum of the sizes of all files, in bytes."""
         return sum(int(state.split()[0]) for state, _ in self.seen.values() if state)
 
     @property
@@ -108,19 +108,19 @@ class StoredFiles:
         return sum(file.blake2b is None for file in self._files.values())
 
     def recall(self, saved: Mapping[str, list[str]]) -> list[str]:
-        """Copy the hash of each file that is still in its saved state from ``saved``. Return the paths of the other files."""
+        """Copy to ``seen`` the saved hash of each file that is still in its saved state. Return the paths of all others."""
         changed = [path for path, (state, _) in self.seen.items() if path not in saved or saved[path][0] != state]
         self.seen |= {path: list(saved[path]) for path in self.seen.keys() - set(changed)}
         return changed
 
     def changes(self, saved: Mapping[str, list[str]], *, accepted: bool) -> list[str]:
-        """Hash the files whose state is not the checkpoint's. Return a sentence for each file that has changed or is gone.
+        """Hash the files whose state is not the checkpoint's. Return a sentence for each changed, lost or unreadable file.
 
         Args:
-            saved: the states and hashes that the checkpoint has. Empty: nothing is compared.
-            accepted: True: files may differ from the checkpoint's. Files whose hash a manifest has must still have that hash.
+            saved: path → [state, hash] in the checkpoint. Empty: no file is compared.
+            accepted: True: files may differ from the checkpoint's. A file must still have the hash that a manifest gives.
 
-        A short run may end before all files are hashed. A line says how many files have no hash to be compared with.
+        A short run may end before all its files are hashed. A line says how many files have no hash to be compared with.
         """
         if not saved:
             return []
@@ -131,7 +131,7 @@ class StoredFiles:
             )
         unknown = [path for path in changed if self._files[path].blake2b is None and not saved.get(path, ["", ""])[1]]
         if unknown:
-            print(f"resume: neither the checkpoint nor a manifest has a hash of {counted(len(unknown), 'file')} of these: accepted")
+            print(f"resume: no checkpoint or manifest has a hash of {counted(len(unknown), 'file')} of these: accepted")
         for path in changed:
             if self._files[path].blake2b is None and path not in unknown and not accepted:
                 before = saved[path][1]
@@ -144,11 +144,11 @@ class StoredFiles:
     def problems(
         self, paths: Iterable[str] | None = None, rest: Callable[[float], None] = lambda seconds: None
     ) -> Iterator[str]:
-        """Hash the files that have no hash in ``seen``. Yield a sentence for each file that is unreadable or has other content.
+        """Hash the files without a hash in ``seen``: store a right hash in ``seen``, else yield a sentence about the file.
 
         Args:
             paths: the files to check; None: all files of this object.
-            rest: called with the seconds of each read, as `hash_of` says.
+            rest: called while files are hashed, as in `hash_of`.
         """
         for path in list(self._files) if paths is None else paths:
             file = self._files[path]
@@ -166,7 +166,7 @@ class StoredFiles:
 
 
 class BackgroundCheck(threading.Thread):
-    """A daemon thread that hashes the files of a run once during training. ``problem`` says which file differs first."""
+    """A daemon thread that hashes a run's files once in training. ``problem``: None, or a sentence on the first wrong file."""
 
     def __init__(self, files: StoredFiles) -> None:
         super().__init__(name="hashes of the data", daemon=True)

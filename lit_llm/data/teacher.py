@@ -1,9 +1,9 @@
-"""A teacher's predictions at the positions of a training stream, for distillation: files beside the stream's shards.
+"""A teacher model's predictions at the positions of a training stream, for distillation, in files beside the stream's shards.
 
 ``train_000000.teacher`` belongs to ``train_000000.bin``. For each token of the shard it has the k ids that are likeliest to
 follow the token, the likeliest first (uint16, or uint32 if the vocabulary has more than 65,536 ids), and then their
 log-probabilities (float16). Log-probabilities are below 0; 0 marks a position that no block reads. ``train_teacher.json`` has
-the `TeacherInfo`. It is written last: without it, the other files are not read.
+the `TeacherInfo`, and is written last: without this file, the ``.teacher`` files are not read.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ HIGHEST, LOWEST = -(2.0**-24), -65504.0
 
 @dataclass(frozen=True)
 class TeacherInfo:
-    """The settings with which a teacher's files were made, and the hashes of the files."""
+    """The settings with which the files with a teacher's predictions were made, and the hashes of the files."""
 
     weights: str
     """A hash of the teacher's weights: `base_sha256` of its checkpoint."""
     vocab_size: int
     top_k: int
     temperature: float
-    """The number that divides the teacher's logits."""
+    """The number by which the teacher's logits were divided before the softmax."""
     block_size: int
     packing: str
-    """The packing of the blocks. With the block size, it decides what the teacher has read before each position."""
+    """"concatenate" or "best_fit". Packing and block size decide which tokens the teacher has read before each position."""
     tokens: str
-    """Hash of the stream (`TokenStream.scan`)."""
+    """The hash of the stream's tokens (`TokenStream.scan`)."""
     files: dict[str, str]
-    """Name → hash of each file."""
+    """Name of each ``.teacher`` file → BLAKE2b hash (hex) of its content."""
 
     @property
     def name(self) -> str:
-        """The teacher's weights, k and temperature as text. A run and the checkpoint that it continues must have the same."""
+        """The start of the weights hash, k and temperature as text, which a run stores to notice another teacher on resume."""
         return f"{self.weights[:16]}, top {self.top_k} at {self.temperature:g}"
 
     @property
     def record(self) -> np.dtype:
-        """The numpy type of the record that a file has for each position: ids (k,) and log-probabilities (k,)."""
+        """The numpy dtype of the record that a ``.teacher`` file has for each position: ids (k,), log-probabilities (k,)."""
         ids = "<u2" if self.vocab_size <= 2**16 else "<u4"
         return np.dtype([("ids", ids, (self.top_k,)), ("logp", "<f2", (self.top_k,))])
 
 
 def info_path(stream: TokenStream) -> Path:
-    """The path of the JSON file with the `TeacherInfo`, which is named after the first shard of the stream."""
+    """The path of the JSON file with a stream's `TeacherInfo`. The file is named after the first shard of the stream."""
     first = stream.paths[0]
     return first.with_name(f"{re.sub('_[0-9]+$', '', first.stem)}_teacher.json")
 
@@ -82,13 +82,13 @@ def read_info(path: Path) -> TeacherInfo | None:
 
 
 class Teacher:
-    """The teacher's files of a stream. Pickling transfers no content.
+    """Reads a teacher's predictions for a token stream from files beside the shards. Pickling transfers no content.
 
     Args:
-        expected: field of `TeacherInfo` → the value that it must have for this stream and its blocks.
+        expected: name of a field of `TeacherInfo` → the value that the field must have for this stream and its blocks.
 
     Raises:
-        UserError: There are no files of a teacher, they were made for other tokens or blocks, or a file is damaged.
+        UserError: There are no files of a teacher, the files were made for other tokens or blocks, or a file is damaged.
     """
 
     def __init__(self, stream: TokenStream, expected: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Teacher:
             yield StoredFile(file, self.info.files.get(os.path.basename(file)), mend=_AGAIN)
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """The records (length,) of type `TeacherInfo.record`, at the stream's positions from `start` on.
+        """The teacher's predictions for `length` positions of the stream from `start` on: (length,) of `TeacherInfo.record`.
 
         Raises:
             UserError: A file is damaged.
@@ -127,7 +127,7 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Writes a teacher's files under temporary names, which `finish` replaces. Leaving the context deletes unfinished files."""
+    """Context manager that writes a teacher's predictions to temporary files. `finish` renames these, or exit deletes them."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
@@ -138,7 +138,8 @@ class TeacherWriter:
             os.ftruncate(file, layout.tokens * info.record.itemsize)
 
     def write(self, start: int, ids: np.ndarray, logp: np.ndarray) -> None:
-        """Write the ids and log-probabilities, (n, k) each, of the positions from `start` on."""
+        """Write `ids` (n, k) and log-probabilities `logp` (n, k), clipped to negative float16 numbers, for n positions of the
+        stream from `start` on."""
         records = np.empty(len(ids), dtype=self._info.record)
         records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
         for shard, first, count in self._stream.places(start, len(ids)):
@@ -151,7 +152,7 @@ class TeacherWriter:
 
     def finish(self) -> None:
         path = info_path(self._stream)
-        path.unlink(missing_ok=True)  # it is about older files
+        path.unlink(missing_ok=True)  # this JSON file describes older files
         for name, file in self._files.items():
             os.fsync(file)
             os.replace(name + ".partial", name)
@@ -171,5 +172,5 @@ _AGAIN = "write it (prepare --teacher RUN --data TokenShards --data.path DIR --r
 
 
 def file_of(layout: ShardLayout) -> str:
-    """The path of the file that has the teacher's predictions for a shard."""
+    """The path of the file with the teacher's predictions for the shard ``layout``."""
     return os.path.splitext(layout.path)[0] + ".teacher"

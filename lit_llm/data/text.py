@@ -1,4 +1,4 @@
-"""Train on text files. They are tokenised once into a cache of token shards."""
+"""The base class of data modules that train on text. Texts are tokenised once into a cache of token shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lit_llm.tokenizers import Bytes, Tokenizer, load_tokenizer
 
 _SHARD_TOKENS = 100_000_000
 _RECORD = "files.json"
-"""The file in a folder of the cache with the states and hashes of its files, and of the texts that it was made from."""
+"""The name of the file in a cache folder that lists the states and hashes of the folder's files and of the tokenised texts."""
 
 # Third-party code, and the test suites, which some distributions omit: without them the text differs less between machines.
 _EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -41,7 +41,7 @@ _VAL, _TEST = 0.04, 0.02  # fractions of the files
 
 
 class TextDataModule(TokenDataModule):
-    """Base of the data modules that tokenise text. A subclass returns the inputs.
+    """Base class of the data modules that tokenise text. A subclass returns the texts from its method ``inputs``.
 
     Tokens are cached as shards in ``<cache_dir>/tokens``. The cache key depends on the inputs (paths, sizes, versions, ranges),
     their split, and the tokenizer.
@@ -52,11 +52,11 @@ class TextDataModule(TokenDataModule):
         kwargs: the arguments of ``TokenDataModule``.
     """
 
-    # For inputs without a split: the share of their documents to hold out, and whether training documents are left out that
-    # nearly repeat held-out ones.
+    # For inputs without a split: the share of documents to hold out, and whether training documents that nearly repeat a
+    # held-out document are left out.
     val_fraction = 0.0
     drop_near_duplicates = False
-    # Writes documents that are conversations. None: documents are text.
+    # The template that renders conversations as text. None: documents are text, not conversations.
     chat_template: ChatTemplate | None = None
 
     def __init__(self, *, tokenizer: Tokenizer | None = None, cache_dir: str | None = None, **kwargs: Any) -> None:
@@ -64,22 +64,22 @@ class TextDataModule(TokenDataModule):
         self.source_tokenizer = tokenizer or Bytes()
         """The configured tokenizer, perhaps untrained. After ``setup``, ``tokenizer`` is the tokenizer with its vocabulary."""
         self.cache_dir = cache_dir
-        self._verified: Path | None = None  # the cache that this process has made or checked
-        self._seen_sources: Seen = {}  # the texts that this cache was made from
+        self._verified: Path | None = None  # the cache folder that this process has made or checked
+        self._seen_sources: Seen = {}  # the texts from which the cache folder was made
 
     @abstractmethod
     def inputs(self) -> list[Input]:
-        """The inputs to tokenise, in order. Called only if there are no source problems."""
+        """The texts to tokenise, in order. Called only if ``source_problems`` returns no problems."""
 
     def source_folders(self) -> list[Path]:
-        """The folders, among the user's paths, of which all files below are read."""
+        """The user's paths that are folders. All files below such a folder are read."""
         return []
 
     def source_files(self) -> list[Path]:
         return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
 
     def tokenise(self, out: Path, *, shard_tokens: int, **options: Any) -> Summary:
-        """Write token shards into ``out``. ``options`` are further arguments of `ingest`, which describes files and errors."""
+        """Write shards of the texts' tokens into the folder ``out``; return a summary. ``options``: arguments of `ingest`."""
         summary = ingest(
             self.inputs(),
             self.source_tokenizer,
@@ -99,7 +99,7 @@ class TextDataModule(TokenDataModule):
         return summary
 
     def prepare_data(self) -> None:
-        """Tokenise into the cache, unless it has the tokens. Several processes may run this at the same time.
+        """Tokenise the texts into the cache, unless the cache has the tokens. Several processes may call this at the same time.
 
         Raises:
             UserError: The cache cannot be written, or the text cannot be read.
@@ -163,7 +163,7 @@ class TextDataModule(TokenDataModule):
         )
 
     def _damage(self, folder: Path) -> str | None:
-        """Why a folder of the cache cannot be used: a file in it, or a text that it was made from, has changed. None if usable.
+        """Why a cache folder cannot be used: one of its files, or of the texts it was made from, has changed. None: no reason.
 
         A file whose state differs from its record in ``files.json`` is hashed. If the hash is right, the new state is recorded.
         """

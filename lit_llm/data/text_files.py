@@ -23,14 +23,14 @@ _MAX_PROBLEMS = 5
 
 
 def _in_both(ours: list[Source], others: list[Source]) -> list[str]:
-    """The files among ``others`` that are among ``ours`` too, perhaps under another name."""
+    """The names of the files in ``others`` that are in ``ours`` too, perhaps under another name."""
     here, there = ([Path(source.path) for source in each if source.is_local] for each in (ours, others))
     remote = {source.path for source in ours if not source.is_local}
     return [str(path) for _, path in same_files(here, there)] + [source.name for source in others if source.path in remote]
 
 
 class GivenFiles(TextDataModule):
-    """Base of the data modules of files that the user names. A subclass says how they are read.
+    """Base class of the data modules whose user names files. A subclass says how the files are read.
 
     Args:
         paths: files for training and validation.
@@ -59,7 +59,7 @@ class GivenFiles(TextDataModule):
 
     @property
     def held_out(self) -> str:  # type: ignore[override]
-        """The end of the line about the validation split that `validate` prints: of which data it is a part. "" with `val`."""
+        """A clause for a line that `validate` prints: of which setting's files the validation text is a part. "" with `val`."""
         if self.val is not None:
             return ""
         flag = "paths" if self.train is None else "train"
@@ -69,7 +69,7 @@ class GivenFiles(TextDataModule):
     @property
     @abstractmethod
     def read_settings(self) -> ReadSettings:
-        """How the files are read."""
+        """The settings with which all files are read: their format, and the key of the text or messages."""
 
     def source_problems(self) -> list[str]:
         problems = []
@@ -109,7 +109,7 @@ class GivenFiles(TextDataModule):
         return self._plain[source]
 
     def _unreadable(self, sources: dict[str, list[Source]]) -> list[str]:
-        """A sentence for each file of this machine that cannot be read as text, at most ``_MAX_PROBLEMS`` sentences."""
+        """A sentence for each local file that cannot be read as the settings say, at most ``_MAX_PROBLEMS`` sentences."""
         problems = []
         for source in (source for each in sources.values() for source in each if source.is_local):
             try:
@@ -135,20 +135,20 @@ class GivenFiles(TextDataModule):
 
 
 class TextFiles(GivenFiles):
-    """Your own text: plain files, JSONL, Parquet, Arrow and tar, compressed or not, on this machine or remote.
+    """The data module for a user's text: plain files, JSONL, Parquet, Arrow and tar, compressed or not, local or remote.
 
-    Give either ``paths``, part of which is held out for validation, or ``train`` and ``val``. Each is a file, a folder (every
-    file below it that is not hidden), a glob (``**`` descends into folders), a URL, or a list of these. A file's content
+    Give either ``paths``, part of which is held out for validation, or ``train`` and ``val``. Each setting is a file, a folder
+    (every file below it that is not hidden), a glob (``**`` descends into folders), a URL, or a list of these. A file's content
     decides its format (``lit_llm.ingest.readers``), not its name.
 
-    From ten or more plain text files, whole files are held out, with about ``val_fraction`` of the bytes. From fewer, the end
-    of each file is held out, from a line end on. From other formats and remote files, documents are held out by a hash of their
+    Of ten or more plain text files, whole files are held out, with about ``val_fraction`` of the bytes. Of fewer files, the end
+    of each file is held out, from a line end on. Of other formats and remote files, documents are held out by a hash of their
     text (``lit_llm.ingest.selection``). A plain text file is one document. An end-of-document token follows each document.
 
     Args:
-        format: auto, text, jsonl, parquet, arrow or tar. text: read anything as plain text.
+        format: auto, text, jsonl, parquet, arrow or tar. auto: as the content says. text: read every file as plain text.
         text_key: the key or column of the text in JSONL, Parquet, Arrow and JSON in tar. Dots descend: ``meta.body``.
-        drop_near_duplicates: if ``val`` is not given, leave documents out of training that nearly repeat held-out ones.
+        drop_near_duplicates: leave documents that nearly repeat a held-out document out of training. No effect with ``val``.
         kwargs: the arguments of ``GivenFiles``.
     """
 
@@ -174,15 +174,15 @@ class TextFiles(GivenFiles):
 
 
 class ChatFiles(GivenFiles):
-    """Conversations in JSONL, Parquet, Arrow and datasets of the hub, written by a chat template.
+    """The data module for conversations in JSONL, Parquet, Arrow and datasets of the Hugging Face hub.
 
-    A line or row is a conversation: a list of messages with "role" and "content", or with ShareGPT's "from" and "value". It
-    becomes one document, with the tokens of the template and no others. Targets are the tokens that the assistant writes,
+    A line or row is a conversation: a list of messages with "role" and "content", or with ShareGPT's "from" and "value". A chat
+    template renders a conversation as one document, without other tokens. Targets are the tokens that the assistant writes,
     with the end of its turn (``lit_llm.ingest.chat``). Without ``val``, conversations are held out by a hash of their content.
 
     Args:
         messages_key: the key or column of the messages. Dots descend: ``data.messages``.
-        chat_template: a file with a Jinja template. auto: the tokenizer's own, from the files beside its tokenizer.json.
+        chat_template: a file with a Jinja template. auto: the tokenizer's own template, in a file beside its tokenizer.json.
         kwargs: the arguments of ``GivenFiles``.
     """
 

@@ -1,4 +1,4 @@
-"""Train on existing token shards: published ones, or the output of ``prepare``."""
+"""Data modules that train on existing token shards: published shards, or the output of ``prepare``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lit_llm.tokenizers import Tokenizer
 
 
 class ShardDataModule(TokenDataModule):
-    """Base of the data modules of token shards. A subclass says where the shards are. Only rank 0 opens them when a run starts.
+    """Base class of the data modules of token shards. A subclass says where the shards are. Only rank 0 opens the shards.
 
     Args:
-        vocab_size: number of token ids; every id must be smaller. None: the number of the tokenizer or of a manifest, or
-            GPT-2's 50257 without both.
+        vocab_size: number of token ids; every id must be smaller. None: the number of the tokenizer or of a manifest; if
+            there is neither, GPT-2's 50257.
         tokenizer: the tokenizer of all shards. None: the tokenizer beside a manifest, if any. Text samples and bits per byte
             need a tokenizer, training does not.
         bos_id: the id that opens every document, such as 50256 in llm.c's FineWeb. None: the id of a manifest or the tokenizer.
@@ -33,7 +33,7 @@ class ShardDataModule(TokenDataModule):
     """
 
     opens_on_rank_zero = True
-    # The splits whose manifests tell the vocabulary, the tokenizer and the ids around documents.
+    # The splits whose manifests give the vocabulary, the tokenizer, and the BOS and EOS ids.
     described_by: tuple[str, ...] = ("train", "val", "test")
 
     def __init__(
@@ -48,21 +48,21 @@ class ShardDataModule(TokenDataModule):
         super().__init__(**kwargs)
         self._vocabulary = ShardVocabulary(vocab_size, tokenizer, bos_id, eos_id)
         self._checked_splits: dict[str, ShardSplits] | None = None  # set if there was no problem
-        self._received = False  # whether all ranks have what rank 0 has opened
+        self._received = False  # whether rank 0 has sent the opened corpus to all ranks
 
     def source_problems(self) -> list[str]:
         return self.shard_problems(self._splits()) if is_rank_zero() else []  # `setup` gets the shards from rank 0
 
     def shard_problems(self, splits: Mapping[str, ShardSplits]) -> list[str]:
-        """One sentence for each problem of the sources and their shards. ``splits``: source → the splits that were found."""
+        """One sentence for each problem of the sources and their shards. ``splits``: source → its opened splits."""
         return [problem for each in splits.values() for problem in each.problems] + self._vocabulary_problems(splits)
 
     @abstractmethod
     def _find_splits(self) -> dict[str, ShardSplits]:
-        """Look up the shards: source → its splits. Data that are no mixture have one source, whose name is ""."""
+        """Open the shards: source → its splits. Without a mixture, there is one source, with the name ""."""
 
     def _splits(self) -> dict[str, ShardSplits]:
-        """The result of `_find_splits`, which is looked up again only if it had problems."""
+        """The result of `_find_splits`, which is called again only if its last result had problems."""
         if self._checked_splits is not None:
             return self._checked_splits
         splits = self._find_splits()
@@ -86,9 +86,8 @@ class ShardDataModule(TokenDataModule):
 
     @property
     def known_vocab_size(self) -> int | None:
-        """The number of token ids, which may be unknown before ``setup``.
-
-        None if only a manifest can tell the number, and the manifest is missing or this rank is not rank 0, which reads it.
+        """The number of token ids. None before ``setup`` if only a manifest can tell the number, and no manifest was found or
+        this rank is not rank 0.
         """
         if self._vocabulary.needs_manifest and not is_rank_zero():
             return None
@@ -99,11 +98,12 @@ class ShardDataModule(TokenDataModule):
         return self._vocabulary.size(manifests)
 
     def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
-        """Whether the vocabulary is unknown without a manifest, because the sources have problems. If not, it is GPT-2's."""
+        """Whether the vocabulary size is unknown if settings and manifests do not give it: True if a source has problems. If
+        False, the size is GPT-2's."""
         return any(each.problems for each in splits.values())
 
     def open_split(self, name: str) -> list[TokenStream]:
-        """The stream of the split "train", "val" or "test" of each source that has it. Only headers or manifests are read."""
+        """The token stream of split ``name`` of each source that has this split. Only headers or manifests are read."""
         return [each.streams[name] for each in self._splits().values() if name in each.streams]
 
     def open_corpus(self) -> Corpus:
@@ -132,7 +132,7 @@ class ShardDataModule(TokenDataModule):
         return own or replace(opened, corpus=replace(opened.corpus, tokenizer=self.load_tokenizer(opened.corpus)))
 
     def load_tokenizer(self, corpus: Corpus) -> Tokenizer | None:
-        """Load the tokenizer of a corpus; None without one. Every rank calls this: rank 0 does not send its tokenizer."""
+        """Load the tokenizer of a corpus; None if there is none. Every rank loads its own: rank 0 does not send a tokenizer."""
         return self._vocabulary.load_tokenizer(self._manifest_folder(corpus.streams))
 
     def source_files(self) -> list[Path]:
@@ -140,15 +140,15 @@ class ShardDataModule(TokenDataModule):
 
 
 def streams_by_name(splits: Mapping[str, ShardSplits]) -> dict[str, TokenStream]:
-    """Name → stream of all splits of all sources. The name is the split, "train", or in a mixture "web/train"."""
+    """Name → stream, for all splits of all sources. The name is that of the split ("train") or, in a mixture, "web/train"."""
     return {f"{name}/{split}".lstrip("/"): stream for name, each in splits.items() for split, stream in each.streams.items()}
 
 
 class TokenShards(ShardDataModule):
-    """Token shards: a folder that ``prepare`` wrote, or files in the layout of llm.c or Megatron (``X.bin`` with ``X.idx``).
+    """The data module for token shards: a folder of ``prepare``, or files in the layout of llm.c or Megatron.
 
-    A manifest (``meta.json``) that lists the files gives their sizes, the vocabulary, the tokenizer beside it and the ids
-    around documents. With such a manifest, no shard is opened before training.
+    A manifest (``meta.json``) that lists the files gives their sizes, the vocabulary, the tokenizer beside the manifest, and
+    the BOS and EOS ids. With such a manifest, no shard is opened before training.
 
     Args:
         path: a folder that ``prepare`` wrote, instead of ``train``, ``val`` and ``test``.

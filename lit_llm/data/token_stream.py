@@ -19,12 +19,12 @@ from lit_llm.data.stored_files import StoredFile
 from lit_llm.ingest.shard_manifest import Manifest, ShardInfo
 from lit_llm.ingest.shards import DOCS_DTYPE, HASH_BYTES, HEADER_BYTES, LAYOUTS, header, magic_for
 
-FULL_SCAN_TOKENS = 64_000_000  # scan() reads these in a fraction of a second
+FULL_SCAN_TOKENS = 64_000_000  # scan() reads a stream of up to so many tokens in full, in a fraction of a second
 WINDOW_TOKENS, WINDOWS = 2**16, 1024  # scan() reads this many windows of a longer stream
 
 
 class TokenStream:
-    """The tokens of several files, concatenated. The formats are those of ``shard_layout``.
+    """Reads the tokens of several files as one stream. ``shard_layout`` describes the formats of the files.
 
     Files are opened when they are read, few at a time. Pickling (to a data worker) transfers names and sizes of the files only.
 
@@ -48,14 +48,15 @@ class TokenStream:
 
     @classmethod
     def listed(cls, folder: Path, manifest: Manifest, files: Sequence[str]) -> TokenStream:
-        """Make a stream of shards that a manifest lists. No file is opened, but each must have the size that the manifest says.
+        """Make a stream of shards that a manifest lists. No file is opened, but each file must have the size in the manifest.
 
         Args:
             folder: where the manifest and the shards are.
             files: the names of the shards, in the order of their tokens.
 
         Raises:
-            UserError: one sentence for each file that is missing or has another size; or only some shards of pairs are given.
+            UserError: one sentence for each file that is missing or has another size. Or documents are preference pairs, and
+                ``files`` are not all shards of a split.
         """
         assert files, "a stream needs at least one file"
         known, whole = manifest.shards, manifest.split_with(files)
@@ -90,9 +91,9 @@ class TokenStream:
         """The position of each shard's first token in the stream; then the number of all tokens."""
         self._files = OpenFiles()
         self.mend = "restore it, or prepare the data again"  # what a user does about a file that has changed
-        self._listed: list[ShardInfo] | None = None  # what a manifest says of each shard
-        self._magic = 0  # the number with which a listed shard begins
-        self._hash: str | None = None  # of all tokens and masks, if a manifest has it
+        self._listed: list[ShardInfo] | None = None  # the manifest's record of each shard; None: no manifest lists the shards
+        self._magic = 0  # the magic number with which a listed shard begins
+        self._hash: str | None = None  # the hash of all tokens and masks; None: no manifest has it
         self.folder_of_manifest: Path | None = None
         self.ends_open: bool | None = None  # as a manifest says: see `Manifest.ends_open`
         self.pairs = False  # as a manifest says: see `Manifest.pairs`
@@ -105,7 +106,7 @@ class TokenStream:
         return [Path(layout.path) for layout in self.layouts]
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield the files of the stream's tokens, masks and document ends, each with its hash if a manifest has it."""
+        """Yield the files with the stream's tokens, masks and document ends, each with its hash if a manifest has the hash."""
         for number, layout in enumerate(self.layouts):
             tokens = mask = ends = None
             head = b""
@@ -122,16 +123,16 @@ class TokenStream:
 
     @property
     def itemsize(self) -> int:
-        """Bytes that a token id takes in the first shard."""
+        """The number of bytes of a token id in the first shard."""
         return self.layouts[0].dtype.itemsize
 
     @property
     def masked(self) -> bool:
-        """Whether the shards have masks, which say which tokens are targets of the loss."""
+        """Whether the shards have mask files, which say which tokens are targets of the loss."""
         return self.layouts[0].masked
 
     def read(self, start: int, length: int, *, random: bool = False) -> np.ndarray:
-        """Tokens [start, start + length), unsigned integers (length,); read-only if they come from one shard.
+        """Read the tokens [start, start + length): unsigned integers (length,); a read-only array if they lie in one shard.
 
         Args:
             random: True: the next read is elsewhere, so the kernel is told not to read ahead.
@@ -143,7 +144,7 @@ class TokenStream:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint16), *parts])
 
     def read_mask(self, start: int, length: int, *, random: bool = False) -> np.ndarray | None:
-        """Which of the tokens [start, start + length) are targets: uint8 (length,), 1 or 0. None: the stream has no masks.
+        """uint8 (length,): 1 for each target among the tokens [start, start + length), else 0. None: no masks.
 
         Raises:
             UserError: a mask file is gone or became shorter.
@@ -155,7 +156,8 @@ class TokenStream:
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield where the tokens [start, start + length) lie: number of a shard, first token in it, and number of tokens."""
+        """Yield where the tokens [start, start + length) of the stream lie: the number of a shard, the position of the first
+        of these tokens within the shard, and the number of these tokens in the shard."""
         shard = bisect_right(self.starts, start) - 1
         while length:
             first = start - self.starts[shard]
@@ -167,8 +169,8 @@ class TokenStream:
         """Check token ids against the vocabulary and return a hash of the content (hex).
 
         If a manifest has the largest id and the hash, no tokens are read. Otherwise a stream of up to 64 million tokens is read
-        in full. In a longer stream, 1,024 evenly spaced windows of 65,536 tokens are read: they distinguish datasets, and the
-        ids of every batch are checked when it is read.
+        in full. Of a longer stream, 1,024 evenly spaced windows of 65,536 tokens are read: enough to distinguish datasets. The
+        ids of every batch are checked again when the batch is read.
 
         Raises:
             UserError: a token is outside the vocabulary; the message names its shard and id.
@@ -195,7 +197,7 @@ class TokenStream:
         return digest.hexdigest()
 
     def bad_token(self, position: int, vocab_size: int) -> UserError:
-        """The error for a token outside the vocabulary at ``position``."""
+        """The error for the token at ``position`` in the stream, whose id is outside the vocabulary."""
         shard = bisect_right(self.starts, position) - 1
         return UserError(
             f"{self.layouts[shard].path} holds token id {int(self.read(position, 1)[0])} at position "
@@ -203,7 +205,7 @@ class TokenStream:
         )
 
     def _read(self, shard: int, first: int, length: int, random: bool) -> np.ndarray:
-        """Tokens [first, first + length) of a shard."""
+        """Read the tokens [first, first + length) of shard number ``shard``: unsigned integers (length,)."""
         path, dtype, offset, *_ = self.layouts[shard]
         content = self._files.read(path, offset + first * dtype.itemsize, length * dtype.itemsize, random=random)
         tokens = np.frombuffer(content, dtype=dtype)
@@ -219,7 +221,7 @@ class TokenStream:
 
 
 def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
-    """A sentence if the ``.docs`` file of a shard does not have ``documents`` ends; None if it has, or if there is no file."""
+    """A sentence if a shard's ``.docs`` file does not have the size for ``documents`` ends; None if it has, or is missing."""
     size, expected = size_of(layout.docs), documents * DOCS_DTYPE.itemsize
     if size in (None, expected):
         return None
@@ -228,7 +230,7 @@ def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
 
 
 def _size_problem(layout: ShardLayout) -> str | None:
-    """A sentence if the file of a listed shard, or its mask, is missing or has another size than listed; None if not."""
+    """A sentence if a shard's file or mask is missing, or has not the size that the manifest says; None if both are right."""
     if (size := size_of(layout.path)) is None:
         return f"Token shard not found: {layout.path}."
     says = f"meta.json says {layout.tokens} tokens = {layout.size} bytes"

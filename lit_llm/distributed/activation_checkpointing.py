@@ -16,7 +16,7 @@ from lit_llm.models.gpt import GPT
 
 
 def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) -> None:
-    """Recompute in the backward pass the part of each block that `mode` names (`ComputeConfig.activation_checkpointing`)."""
+    """Apply activation checkpointing to the model's blocks, in place. `mode` is `ComputeConfig.activation_checkpointing`."""
     rng = not isinstance(model, GPT)  # a GPT's dropout uses no generators, and restoring them takes time
     for i, block in enumerate(model.blocks):
         if recomputes(mode, i):
@@ -24,12 +24,12 @@ def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) ->
 
 
 def recomputes(mode: str | int, i: int) -> bool:
-    """Whether the backward pass recomputes any part of block `i`. With a number k as `mode`, it does so in every k-th block."""
+    """Whether the backward pass recomputes any part of block number `i`. If `mode` is a number k: whether k divides `i`."""
     return mode != "none" and (isinstance(mode, str) or i % mode == 0)
 
 
 def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bool) -> None:
-    """Recompute in the backward pass the part of a block that `mode` names, in place."""
+    """Make backward recompute a block's attention (`mode` attention), cheap operators (cheap) or all activations. In place."""
     module: Any = block.attention if mode == "attention" else block
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
     if mode == "cheap":
@@ -63,10 +63,10 @@ _EXPENSIVE_NAMES = {
 
 
 def _policy(kept: set[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Return the policy for an operator: its result is kept if its name is in `kept`, and else recomputed."""
+    """The policy of selective checkpointing for an operator: store its result if its name is in `kept`; else recompute it."""
     is_kept = operator.name().split(".")[0] in kept
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 keep_expensive = partial(_policy, _EXPENSIVE_NAMES)
-"""The policy of mode cheap: keep the results of matrix products, attention and communication."""
+"""The policy of mode cheap: store the results of matrix products, attention and communication, and recompute all others."""

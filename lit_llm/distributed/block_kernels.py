@@ -1,4 +1,4 @@
-"""How blocks compute: compiled by torch.compile, and their linear layers in float8 by torchao."""
+"""Compile blocks with torch.compile, and convert the linear layers of blocks to float8 with torchao."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_llm.models.gpt import GPT
 
 
 def no_compiler(device: torch.device) -> str | None:
-    """Why torch.compile cannot work for a device on this machine; None if it can."""
+    """Why torch.compile cannot work for a device on this machine; None if torch.compile can work."""
     if device.type == "cpu":
         candidates = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++", "c++", "cl"]
         if not any(shutil.which(name) for name in candidates):
@@ -25,9 +25,9 @@ def no_compiler(device: torch.device) -> str | None:
 
 
 def compile_blocks(model: GPT | CustomModel, device: torch.device) -> None:
-    """Compile each block's forward: one compilation serves all blocks, and FSDP's hooks run outside it.
+    """Compile each block's `forward`, in place. Blocks share one compilation. FSDP's hooks run outside the compiled code.
 
-    Under tensor parallelism the collectives within a block are compiled with it.
+    Under tensor parallelism, the collectives within a block are compiled too. Only warns if torch.compile cannot work.
     """
     reason = no_compiler(device)
     if reason:
@@ -38,7 +38,7 @@ def compile_blocks(model: GPT | CustomModel, device: torch.device) -> None:
 
 
 def float8_problem(device: torch.device) -> str | None:
-    """Why a device does not support float8 products; None if it does. Ada has compute capability 8.9, Hopper 9.0."""
+    """Why a device does not support float8 matrix products; None if supported. Ada has compute capability 8.9, Hopper 9.0."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -47,7 +47,7 @@ def float8_problem(device: torch.device) -> str | None:
 
 
 def convert_to_float8(model: GPT | CustomModel) -> None:
-    """Replace the blocks' linear layers by torchao's float8 layers. The head stays, because the loss needs its range."""
+    """In `model`, replace the blocks' linear layers by torchao's float8 layers, but not the head: logits need more range."""
     from torchao.float8 import convert_to_float8_training  # an optional dependency
 
     # The kernels need both sizes to be multiples of 16. torchao itself does not skip layers of other sizes.

@@ -1,4 +1,4 @@
-"""Context parallelism of a GPT: ranks share each sequence."""
+"""Context parallelism of a GPT: each rank processes a part of the positions of each sequence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
 
 
 def apply_context_parallel(model: GPT, mesh: DeviceMesh, kind: ContextAttention) -> None:
-    """Split each sequence of a batch with targets over a 1-D mesh.
+    """Split each sequence of a batch with targets over the ranks of the 1-D mesh `mesh`. Changes the model in place.
 
     Every rank gets the whole batch and computes the loss of its positions. Ranks communicate in attention only. Each rank has
-    the gradients of its own loss, so FSDP2 must average them over these ranks, too. Causal work is equal on all ranks.
+    the gradients of its own loss, so FSDP2 must average gradients over these ranks, too. Work on causal attention is equal.
     """
     model.sequence_shard = SequenceShard(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), kind)
 
 
 def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention) -> list[str]:
-    """Every reason why ranks cannot share the sequences of a model, one sentence each."""
+    """One sentence for each reason why `sizes.context` ranks cannot share the sequences of a model."""
     problems = []
     if sizes.context > config.block_size:
         problems.append(

@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def reduce_in_fp32(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A communication hook for DDP that averages gradients in fp32, whatever their dtype, like MeshStrategy.
+    """A communication hook for DDP that averages gradients in fp32, whatever their dtype, as MeshStrategy does.
 
-    Lightning's DDPStrategy(ddp_comm_hook=...) installs it on GPUs only.
+    Lightning's DDPStrategy(ddp_comm_hook=...) installs the hook on GPUs only.
     """
     gradients = bucket.buffer()  # (n,): the flattened gradients of a bucket
     wide = gradients.float() / dist.get_world_size()  # (n,) fp32

@@ -1,4 +1,4 @@
-"""Expert parallelism of a GPT: ranks share the experts of a layer, and send each other the rows of their tokens."""
+"""Expert parallelism of a GPT: each rank has some experts of a layer, and ranks send tokens' activations to the experts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def apply_expert_parallel(model: GPT, strategy: MeshStrategy) -> DeviceMesh | None:
-    """Divide the experts of each layer over `strategy.expert` ranks, and tell routers which ranks share their sequences.
+    """In place, divide each layer's experts over `strategy.expert` ranks, and tell routers which ranks share a sequence.
 
-    Ranks along shard, context and tensor_parallel all have tokens of their own; under tensor parallelism, these are the tokens
-    of a rank's part of the sequence. So each expert is whole on its rank, even if ranks share the other matrices.
+    Ranks along shard, context and tensor_parallel all have tokens of their own (under tensor parallelism, a part of the
+    sequence). So each expert is whole on its rank, although tensor parallelism splits all other matrices.
 
     Returns:
-        The mesh over which `apply_fsdp` shards experts. None: the mesh of the other parameters.
+        The mesh over which `apply_fsdp` shards experts. None: experts are sharded over the mesh of all other parameters.
     """
     sizes = strategy.sizes(strategy.world_size)
     groups = [mesh.get_group().group_name for mesh in (strategy.context_mesh, strategy.tensor_mesh) if mesh is not None]

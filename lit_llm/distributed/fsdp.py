@@ -1,6 +1,6 @@
 """Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over ranks.
 
-Within a step, ranks may keep whole weights or whole gradients nevertheless, as `keep_rule` decides.
+Within an optimizer step, ranks may still keep whole weights or whole gradients, as `keep_rule` decides.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from lit_llm.models.gpt import GPT
 
 
 def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_mesh: DeviceMesh | None = None) -> None:
-    """Shard a model, or a stage of a pipeline, over `strategy.shard_mesh`, and its experts over `expert_mesh` if given.
+    """Shard a model or a pipeline's stage, in place, by FSDP2 over `strategy.shard_mesh`; experts over `expert_mesh` if given.
 
-    Blocks and embedding are gathered when needed; other parameters stay gathered during a step. With a two-dimensional mesh
-    (replicas × shards) this is hybrid sharding (HSDP).
+    Blocks and embedding are gathered when needed; other parameters stay gathered during a step. A two-dimensional mesh
+    (replicas × shards) gives hybrid sharding (HSDP).
 
-    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of the bytes, and
-    the same bits, because autocast rounds them to it anyway. All other parameters are gathered in their own dtype, in the same
-    collective. Gradients are summed over micro-batches and reduced in fp32, or in float64 if the weights are float64.
-    `strategy.kept` says whether weights and gradients are kept whole.
+    Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of fp32's bytes,
+    and the same results, as autocast rounds these matrices anyway. All other parameters are gathered in their own dtype, in
+    the same collective. Gradients are summed over micro-batches and reduced in fp32, or in float64 if weights are float64.
+    `strategy.kept` says whether weights and gradients stay whole within a step.
     """
     on_accelerator = strategy.root_device.type != "cpu"
     narrow = narrow_dtype(model, strategy)
@@ -62,8 +62,8 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
         fully_shard(unit, reshard_after_forward=not strategy.kept.weights, **options)
         if isinstance(unit, nn.Embedding):
             unit.set_unshard_in_backward(False)  # type: ignore[operator]  # its gradient needs ids only
-    # The root holds norm and head (and a tied embedding), or everything but the blocks of a custom model. The forward pass uses
-    # them last and the backward pass first, so freeing them in between would only cost another gather.
+    # The root has norm and head (and a tied embedding); of a custom model, all but the blocks. The forward pass uses these
+    # parameters last and the backward pass first, so freeing them in between would only cost another gather.
     fully_shard(model, reshard_after_forward=False, **options)
     for unit in (*units, model):
         if narrow is not None:
@@ -78,14 +78,14 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
 
 
 def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) -> KeptWhole:
-    """Decide whether weights and gradients are kept whole, equally on all ranks. Call this on all of them.
+    """Decide whether ranks keep whole weights and whole gradients within a step. A collective: all ranks decide the same.
 
-    A setting that is `auto` follows the plan of the run (`strategy.chosen`), if there is one, and a line says so. Ranks may
-    differ in memory: weights or gradients are kept only if every rank can keep them. On a CPU, ranks share a machine's memory.
+    A setting that is `auto` follows the plan of the run (`strategy.chosen`), if there is a plan, and a printed line says so. If
+    ranks differ in memory, weights or gradients stay whole only if every rank has room. CPU ranks share a machine's memory.
 
     Args:
-        model: this rank's part of the model, before FSDP2 shards it.
-        gathered_bytes: bytes of the rank's whole weights as FSDP2 gathers them.
+        model: this rank's part of the model, before FSDP2 shards the parameters.
+        gathered_bytes: bytes of all weights of this rank's part, in the dtypes in which FSDP2 gathers weights.
     """
     gradient_bytes = sum(4 * local_part(p).numel() for p in model.parameters() if p.requires_grad)  # in fp32
     asked = strategy.reshard_after_forward, strategy.reduce_each_micro_batch
@@ -109,7 +109,7 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
 
 
 def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
-    """Return for each fact whether it holds on every rank. In a fake process group only one rank runs: return its facts."""
+    """For each of `facts`, whether it is True on every rank. A collective. With a fake process group, returns `facts`."""
     if dist.get_backend() == "fake":
         return facts
     flags = torch.tensor(facts, dtype=torch.int32, device=device)
@@ -118,19 +118,19 @@ def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
 
 
 _ROUNDED = (nn.Linear, StackedLinear)
-"""Modules whose parameters autocast rounds before every use."""
+"""The classes of modules whose parameters autocast rounds before every use."""
 
 
 def narrow_dtype(model: nn.Module, strategy: MeshStrategy) -> torch.dtype | None:
-    """The dtype in which FSDP2 gathers the matrices of linear layers; None for the dtype that they have.
+    """The dtype in which FSDP2 gathers the matrices of linear layers; None: the dtype of the parameters.
 
-    A custom model may use a linear layer's weight outside autocast, so its weights are gathered as they are.
+    A custom model may use a linear layer's weight outside autocast, so the weights of custom models keep their dtype.
     """
     return None if isinstance(model, CustomModel) else strategy.autocast_dtype
 
 
 def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
-    """Bytes of this rank's whole weights as FSDP2 gathers them, before it shards them."""
+    """Bytes of all weights of `model`, before FSDP2 shards it. `narrow`: dtype of gathered linear weights; None: their own."""
     linear = {id(p) for module in model.modules() if isinstance(module, _ROUNDED) for p in module.parameters(recurse=False)}
     other = {id(p) for m in model.modules() if not isinstance(m, _ROUNDED) for p in m.parameters(recurse=False)}
     return sum(
@@ -140,12 +140,12 @@ def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
 
 
 def _is_rounded(owners: list[nn.Module]) -> bool:
-    """Whether autocast rounds a parameter of these modules before every use. A tied embedding is also looked up, in fp32."""
+    """Whether autocast rounds a parameter before every use. `owners`: the modules that share it. False for a tied embedding."""
     return all(isinstance(owner, _ROUNDED) for owner in owners)
 
 
 def _sum_gradients_in_fp32(unit: nn.Module) -> None:
-    """Sum the gradients of weights that are gathered in bf16 or fp16 in fp32, as one process does with its fp32 weights."""
+    """For weights of `unit` that FSDP2 gathers in 16 bits, make torch sum gradients in fp32, as one process does. In place."""
 
     def set_once(module: nn.Module, args: Any) -> None:  # whole weights exist from the first forward pass on
         for parameter in whole_parameters(unit):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Rules of FSDP2, for training and for the planner: when ranks keep weights or gradients whole, and how experts are sharded."""
+"""Rules for FSDP2, for training and the planner: whether ranks keep whole weights or gradients, and how experts are sharded."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 KEPT_WHOLE_SHARE = 1 / 8
-"""Share of a device's memory up to which whole weights, or whole gradients, are kept where a setting is auto."""
+"""The largest share of a device's memory that whole weights, or whole gradients, may take if a setting is auto."""
 
 
 class KeptWhole(NamedTuple):
-    """Whether every rank keeps weights and gradients whole within a step, which needs memory and saves communication."""
+    """Record of whether ranks keep whole weights, and whole gradients, within an optimizer step. Whole ones
+    take more memory and need less communication than parts."""
 
     weights: bool
-    """Gathered weights stay from their first use in a step to their last one: one gather instead of two a micro-batch."""
+    """Whether gathered weights stay from their first to their last use in a step: one gather a step, not two a micro-batch."""
     gradients: bool
-    """Gradients are summed over micro-batches before they are reduced: one reduction a step."""
+    """Whether gradients are summed over micro-batches before they are reduced: one reduction a step, not one a micro-batch."""
 
 
 def keep(
@@ -27,15 +28,16 @@ def keep(
     gradient_bytes: int,
     memory: float,
 ) -> KeptWhole:
-    """Decide what a rank keeps whole. With auto, it keeps weights, or gradients, that take at most an eighth of its memory.
+    """Decide whether a rank keeps whole weights (not `reshard_after_forward`) and gradients (not `reduce_each_micro_batch`)
+    within a step. "auto": each of them if its bytes are at most an eighth of the device's memory.
 
-    A pipeline keeps gradients always, and weights unless `reshard_after_forward` is True: its micro-batches follow each other
-    too closely to gather and reduce for each.
+    A pipeline always keeps whole gradients, and whole weights unless `reshard_after_forward` is True: micro-batches follow each
+    other too closely in a pipeline to gather and reduce for each.
 
     Args:
-        weight_bytes: bytes of the rank's whole weights, as FSDP2 gathers them.
+        weight_bytes: bytes of the rank's whole weights, in the dtypes in which FSDP2 gathers weights.
         gradient_bytes: bytes of the rank's whole gradients, in fp32.
-        memory: bytes of the rank's device; 0 if they are not known.
+        memory: bytes of memory of the rank's device. 0: unknown, so that auto keeps neither.
     """
     if pipeline:
         return KeptWhole(weights=reshard_after_forward is not True, gradients=True)
@@ -44,7 +46,7 @@ def keep(
 
 
 def sharded_dimension(shape: Sequence[int], shards: int) -> int:
-    """The dimension along which the matrices of experts, (E, …), are sharded: whole experts if possible, else rows or columns.
+    """The dimension along which FSDP2 shards the matrices of E experts: 0 (whole experts) if possible, else 1, 2, ….
 
     Returns 0 if no dimension is a multiple of `shards`, because FSDP2 can shard only the first dimension unevenly.
     """

@@ -1,4 +1,4 @@
-"""The layout of a strategy, and why a model, its loss and its data cannot be laid out over its ranks, one sentence each."""
+"""The parallel layout of a Trainer strategy, and the reasons why a model cannot be trained in this layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def layout(
     precision: str = "32-true",
     loss: LossConfig | None = None,
 ) -> tuple[int | None, list[str]]:
-    """The number of data-parallel ranks (None if the sizes do not fit the processes), and why this layout cannot be used."""
+    """(number of data-parallel ranks, None if the mesh does not fit `world_size`; reasons why the model cannot be trained)."""
     if not isinstance(strategy, MeshStrategy):
         problems = []
         # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.
@@ -58,7 +58,7 @@ def layout(
 
 
 def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
-    """The layout of a Trainer strategy, an object or a name, on so many devices.
+    """The parallel layout of a Trainer strategy, given as an object or a name, on `devices` devices.
 
     Raises:
         UserError: the planner does not support the strategy, or its mesh does not fit the number of devices.
@@ -88,7 +88,7 @@ def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
 
 
 def _unused_settings(strategy: MeshStrategy) -> list[str]:
-    """Return one sentence for each setting of a pipeline, or of context parallelism, in a layout without it."""
+    """One sentence for each setting of a pipeline, or of context parallelism, in a layout without this parallelism."""
     settings: list[tuple[str, object, object, str]] = []
     if strategy.context == 1:
         settings.append(("context_attention", strategy.context_attention, "gather", "context"))

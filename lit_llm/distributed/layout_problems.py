@@ -1,6 +1,6 @@
-"""Why a model cannot be trained by a layout, one sentence each, before any process starts.
+"""Find the reasons why a model cannot be trained in a parallel layout, one sentence each, before any process starts.
 
-`model_problems` collects all reasons. The checks of tensor and context parallelism are beside the code that applies these.
+`model_problems` collects all reasons. `tensor_parallel.py` and `context_parallel.py` have the checks of their techniques.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def model_problems(
     chunk_size: int | None,
     reshards: bool,
 ) -> list[str]:
-    """Return every reason why a mesh cannot train the model, one sentence each. `pipeline_problems` explains most arguments.
+    """One sentence for each reason why a mesh of `sizes` cannot train the model. `pipeline_problems` explains most arguments.
 
     Args:
-        context_attention: "gather" or "heads": the tensors that ranks which share a sequence exchange.
+        context_attention: what context-parallel ranks exchange: "gather" (keys and values) or "heads" (see `MeshStrategy`).
     """
     from lit_llm.distributed.context_parallel import context_problems  # these import torch
     from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
@@ -66,10 +66,11 @@ def pipeline_problems(
     reshards: bool,
     expert: int = 1,
 ) -> list[str]:
-    """Return every reason why the settings do not work with a pipeline, one sentence each.
+    """One sentence for each reason why settings do not work with the pipeline `layout`. Empty without a pipeline.
 
     Args:
-        model: None: its settings are not checked.
+        sizes, compute, precision: the mesh, the compute settings, and the Trainer's precision, such as "bf16-mixed".
+        model: the GPT's configuration. None: the configuration is not checked.
         architecture: the custom model; None for a GPT.
         chunk_size: `loss.chunk_size`.
         reshards: whether FSDP2 frees gathered weights after each forward pass.
@@ -117,7 +118,7 @@ def pipeline_problems(
 
 
 def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
-    """Why compiled blocks cannot recompute attention under tensor parallelism; None if the settings do not ask for it.
+    """Why compiled blocks cannot recompute attention under tensor parallelism; None if the settings do not combine these.
 
     torch 2.13 loses the mesh of DTensors that a graph recomputes. `parallelize` recomputes whole blocks outside their graphs.
     """
@@ -151,10 +152,10 @@ def loss_scale_problem(pipeline: int) -> str:
 
 
 def expert_problems(config: GPTConfig | None, sizes: MeshSizes, expert: int, *, compiled: bool) -> list[str]:
-    """Return every reason why a model's experts cannot be shared by `expert` ranks, one sentence each.
+    """One sentence for each reason why `expert` ranks cannot share the experts of a model's layers.
 
     Args:
-        config: None for a custom model.
+        config: the GPT's configuration; None for a custom model.
         compiled: whether blocks are compiled.
     """
     flag = "--trainer.strategy.expert"

@@ -77,19 +77,19 @@ class MeshStrategy(ModelParallelStrategy):
         replicate: number of replicas of the sharded model.
         shard: number of ranks that share one replica. "auto": all remaining ranks.
         context: number of ranks that share each sequence.
-        context_attention: what these ranks exchange. gather: all keys and values, with any model. heads: positions for heads;
-            `context` must divide a rank's key-value heads.
+        context_attention: what context-parallel ranks exchange. gather: all keys and values, for any model. heads: each rank
+            gets all positions of some heads by an all-to-all; `context` must divide a rank's key-value heads.
         tensor_parallel: number of ranks that share each matrix.
         pipeline: number of ranks that share the layers.
         expert: number of ranks along shard, context and tensor_parallel that share the experts of a layer (`model.moe`). Each
-            rank sends its tokens' rows to the ranks that have their experts. Ranks with the same experts shard the weights.
+            rank sends its tokens' activations to the ranks with the tokens' experts. Ranks with the same experts shard them.
         reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for backward.
-            False: keep them, also for the next micro-batches of the step, which saves gathers and needs more memory. "auto":
-            keep them in a pipeline, and if they take at most an eighth of the device's memory and, on a GPU, the run then fits.
+            False: keep the weights until the step ends: fewer gathers than with True, more memory. "auto": False in a
+            pipeline, or if the weights take at most an eighth of the device's memory and, on a GPU, the run then fits.
         reduce_each_micro_batch: reduce the gradients of each micro-batch over the shards (and once a step over replicas).
-            False: once a step, which needs the memory of whole gradients in fp32. "auto": once a step in a pipeline, and if
-            they take at most an eighth of the device's memory and, on a GPU, the run then fits.
-        prefetch: number of blocks to gather ahead.
+            False: once a step, which needs the memory of whole gradients in fp32. "auto": False in a pipeline, or if these
+            gradients take at most an eighth of the device's memory and, on a GPU, the run then fits.
+        prefetch: number of blocks whose weights FSDP2 gathers ahead.
         timeout_seconds: timeout of a collective of all processes. The groups of mesh dimensions have torch's default timeout.
         cpu_offload: keep shards, gradients and optimizer state in host memory.
         schedule: the order in which the ranks of a pipeline process micro-batches (docs/parallel.md).
@@ -145,8 +145,8 @@ class MeshStrategy(ModelParallelStrategy):
         self.kept = KeptWhole(weights=reshard_after_forward is False, gradients=reduce_each_micro_batch is False)
         self.sharded_checkpoints = False
         self.repeated_parameters: set[Tensor] = set()
-        """Parameters that an earlier rank of the pipeline has, too: tied matrices."""
-        self._pipelined: tuple[str, PipelinedGPT] | None = None  # with the prefix of its names in the LightningModule
+        """This rank's parameters that an earlier rank of the pipeline has, too: a tied embedding."""
+        self._pipelined: tuple[str, PipelinedGPT] | None = None  # (prefix of its names in the LightningModule, it)
         self._writers: Any = None  # gloo group for writing sharded checkpoints, used by one thread at a time
 
     @classmethod
@@ -186,10 +186,10 @@ class MeshStrategy(ModelParallelStrategy):
     # -- the mesh ---------------------------------------------------------------------------------------------------
 
     def sizes(self, world_size: int) -> MeshSizes:
-        """The sizes of the mesh on `world_size` processes.
+        """The number of ranks in each dimension of the mesh on `world_size` processes.
 
         Raises:
-            UserError: if their product is not `world_size`.
+            UserError: if the product of these sizes is not `world_size`.
         """
         names = ("replicate", "shard", "context", "tensor_parallel", "pipeline")
         return mesh_sizes(world_size, **{name: getattr(self, name) for name in names})
@@ -212,7 +212,7 @@ class MeshStrategy(ModelParallelStrategy):
             self._writers = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
 
     def _mesh(self, sizes: dict[str, int], always: str) -> DeviceMesh:
-        """A mesh of all processes, without dimensions of size 1 except `always`.
+        """A mesh of all processes with the dimensions `sizes`. Dimensions of size 1 are left out, except `always`.
 
         Each dimension is a process group, which costs time at the start (and with gloo, threads).
         """
@@ -235,9 +235,9 @@ class MeshStrategy(ModelParallelStrategy):
             flatten_mesh(shards["shard", "tensor_parallel"])  # so that a norm over both needs one all-reduce
 
     def expert_meshes(self) -> tuple[DeviceMesh, DeviceMesh | None]:
-        """(ranks with the same experts, for FSDP2; ranks that share the experts of a layer, or None if each rank has all).
+        """(ranks with the same experts, over which FSDP2 shards them; ranks that share a layer's experts, or None).
 
-        Both are parts of a second mesh of all ranks, in which neighbours share experts. Call this on all ranks, once.
+        Both meshes are parts of a second mesh of all ranks, in which neighbours share experts. A collective; call it once.
         """
         sizes = self.sizes(self.world_size)
         among = sizes.shard * sizes.context * sizes.tensor_parallel
@@ -263,29 +263,29 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def data_mesh(self) -> DeviceMesh | None:
-        """The ranks of FSDP2: shard · context, or replicate × (shard · context). None for one rank without offload."""
+        """The mesh of FSDP2: shard · context ranks, or replicate × (shard · context). None for one rank without CPU offload."""
         if self._data_parallel_mesh.size() * self.context == 1 and not self.cpu_offload:
             return None
         return self.shard_mesh
 
     @property
     def loss_ranks(self) -> int:
-        """Number of ranks whose loss sums are added. In each pipeline, one rank has the sums and the others have zeros."""
+        """Number of ranks whose loss sums are added: one of each pipeline, because its other ranks have zeros."""
         return self.world_size // self.pipeline
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """The dtype of matrix products under autocast; None without it."""
+        """The dtype of matrix products under autocast (bf16-mixed, 16-mixed); None without autocast."""
         return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(self.precision_plugin.precision))
 
     @property
     def batch_parts(self) -> int:
-        """Number of ranks that have the same batch and share its loss sums: the ranks along `context` and `pipeline`."""
+        """Number of ranks that have the same batch, and each a part of its loss sums: ranks along `context` and `pipeline`."""
         return self.context * self.pipeline
 
     @property
     def parameter_device(self) -> torch.device:
-        """Device of the model's shards."""
+        """The device of this rank's shards of the parameters: the CPU with `cpu_offload`, else the rank's own device."""
         return torch.device("cpu") if self.cpu_offload else self.root_device
 
     @property
@@ -318,7 +318,8 @@ class MeshStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """A context for every micro-batch of a step but the last: gradients are reduced later, and kept weights stay."""
+        """Context manager for a micro-batch that is not its step's last. In it, FSDP2 does not reduce gradients over the shards
+        if `kept.gradients` (else not over replicas), and does not free weights after backward if `kept.weights`."""
         assert self.model is not None
         set_last_micro_batch(self.model, self.kept, False)
         try:
@@ -342,17 +343,17 @@ class MeshStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The state dict with distributed tensors. `save_checkpoint` gathers them or writes their parts."""
+        """The LightningModule's state dict with DTensors, which `save_checkpoint` gathers or writes as each rank's part."""
         assert self.model is not None
         return self.model.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state_dict. Parameters are numbered in the order of the groups, as on one process."""
+        """The optimizer's state_dict, in which parameters have the numbers that they have on one process."""
         plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return plain.state_dict() if self._pipelined is None else self._pipelined[1].optimizer_state(plain)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint. Called on all ranks."""
+        """Write a checkpoint: rank 0 whole tensors or, with `sharded_checkpoints`, each rank its part. All ranks call this."""
         path = Path(self.broadcast(str(filepath)))
         if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
             self.checkpoint_io.save_checkpoint(split(checkpoint, self._stages), path, storage_options=self._writers)
@@ -362,7 +363,7 @@ class MeshStrategy(ModelParallelStrategy):
             self.checkpoint_io.save_checkpoint(whole, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load a checkpoint on all ranks. Tensors in shards stay on disk, so that each rank reads only its own parts."""
+        """Load a checkpoint on all ranks. Tensors stay on disk until they are read, so each rank reads only its own part."""
         path = Path(self.broadcast(str(checkpoint_path)))
         if isinstance(self.checkpoint_io, FolderCheckpointIO):
             return self.checkpoint_io.load_checkpoint(path, lazy=True)
@@ -394,7 +395,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def _stages(self) -> Stages | None:
-        """The ranks that hold the other stages of this rank's model; None without pipeline parallelism."""
+        """The ranks with the other stages of the same pipeline, for checkpoints; None without pipeline parallelism."""
         if self.pipeline_mesh is None:
             return None
         group = self.pipeline_mesh.get_group()
@@ -403,7 +404,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def _whole_weights(self) -> dict[str, Tensor]:
-        """The LightningModule's state dict as one process has it, on the meta device. Empty without pipeline parallelism."""
+        """The state dict that the LightningModule has on one process, on the meta device. Empty without a pipeline."""
         return {} if self._pipelined is None else self._pipelined[1].whole_state_dict(self._pipelined[0])
 
     def teardown(self) -> None:
@@ -412,7 +413,8 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def _part_of(value: Any, parameter: Tensor) -> Any:
-    """This rank's part of an optimizer state, distributed like the parameter. A value of another shape stays whole."""
+    """This rank's part of an optimizer state `value`, split as `parameter`. Values of other shapes stay whole, except one
+    number per row of stacked matrices, which is split as the rows."""
     shape = getattr(value, "shape", None)
     if isinstance(parameter, DTensor) and parameter.ndim == 3 and parameter.shape != shape == (*parameter.shape[:2], 1):
         parameter = zeros_by_row(parameter)  # NorMuon keeps one number per row
@@ -424,16 +426,17 @@ def _part_of(value: Any, parameter: Tensor) -> Any:
 
 
 def loss_scaling(device_type: str) -> MixedPrecision:
-    """Precision 16-mixed on CPUs and under MeshStrategy, which Lightning does not support.
+    """The precision plugin for 16-mixed on CPUs and under MeshStrategy, where Lightning does not support 16-mixed.
 
-    It is fp16 autocast with dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740).
+    The plugin is fp16 autocast with dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740).
     torch's GradScaler supports distributed gradients: an overflow on one rank skips the step on all ranks of the tensor.
     """
     return MixedPrecision("16-mixed", device_type, scaler=torch.amp.GradScaler(device_type))
 
 
 def set_last_micro_batch(model: torch.nn.Module, kept: KeptWhole, last: bool) -> None:
-    """Turn the reduction of gradients and the freeing of kept weights on for a step's last micro-batch, and off before it."""
+    """Set in all FSDP2 modules of `model` whether the next backward pass is a step's last (`last`). If not, gradients are not
+    reduced over shards if `kept.gradients` (else not over replicas), and weights are not freed if `kept.weights`."""
     for unit in model.modules():
         if isinstance(unit, FSDPModule):
             if kept.gradients:

@@ -1,4 +1,4 @@
-"""The parallel layout of a run, and the layouts of a number of devices that have names."""
+"""The parallel layout of a run as a dataclass for the planner, and the layouts with names such as "fsdp2-tp"."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ NOTHING_KEPT = KeptWhole(weights=False, gradients=False)
 
 @dataclass(frozen=True)
 class Layout:
-    """The parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
+    """Record of a run's parallel layout: pipeline · replicate · shard · context · tensor_parallel ranks.
 
     Attributes:
         strategy: one of `STRATEGIES`, or "mesh" for other sizes of a MeshStrategy; "zero1" and "zero2" for comparisons.
-        kept: what FSDP2 keeps whole. Weights that are not kept are freed between forward and backward, and between
-            micro-batches; gradients that are not kept are reduced over shards after each micro-batch.
-        auto: "weights", "gradients", or both, if the hardware decides on keeping them (`lit_llm.plan.memory.resolved`).
+        kept: whether ranks keep whole weights and whole gradients within a step. If not, weights are freed between forward and
+            backward, and between micro-batches; gradients are reduced over shards after each micro-batch.
+        auto: "weights", "gradients" or both, if `kept` depends on the hardware for these (`lit_llm.plan.memory.resolved`).
         prefetch: number of blocks whose weights are gathered ahead.
         bucket_copies: DDP keeps its buckets in addition to the gradients (no gradient_as_bucket_view).
-        context: ranks that share each sequence. They shard parameters too.
+        context: ranks that share each sequence. FSDP2 shards parameters over these ranks too.
         context_attention: what the ranks of `context` exchange, "gather" (keys and values) or "heads".
         expert: ranks that share the experts of a layer.
     """
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def sizes(self) -> MeshSizes:
-        """Ranks in each dimension."""
+        """The number of ranks in each dimension of the mesh."""
         return MeshSizes(self.pipeline.ranks, self.replicate, self.shard, self.context, self.tensor_parallel)
 
     @property
@@ -84,26 +84,26 @@ class Layout:
 
     @property
     def shards(self) -> str:
-        """What the ranks of a shard group split: "nothing"; "optimizer" state (ZeRO-1); "gradients" and state (ZeRO-2); or
-        "parameters" and both (ZeRO-3 and FSDP)."""
+        """What data-parallel ranks shard: "nothing"; "optimizer": the optimizer state (ZeRO-1); "gradients": gradients and
+        optimizer state (ZeRO-2); "parameters": parameters, gradients and optimizer state (ZeRO-3 and FSDP)."""
         if self.is_mesh:
             return "parameters" if self.shard * self.context > 1 else "nothing"
         return {"zero1": "optimizer", "zero2": "gradients"}.get(self.strategy, "nothing")
 
     @property
     def fsdp2(self) -> bool:
-        """Whether FSDP2 wraps the model: to gather weights, or only to add the gradients of replicas."""
+        """Whether FSDP2 wraps the model: to shard parameters, or only to reduce the gradients of replicas or to offload."""
         return self.shards == "parameters" or (self.is_mesh and (self.data_parallel * self.context > 1 or self.cpu_offload))
 
     @property
     def splits_model(self) -> bool:
-        """Whether ranks hold different parts of the weights: then each saves its own part by default."""
+        """Whether ranks have different parts of the weights. If so, each rank saves its own part by default."""
         split = self.shards == "parameters" or self.tensor_parallel > 1 or self.pipeline.ranks > 1
         return self.devices > self.replicate and split
 
     @property
     def owners(self) -> tuple[tuple[int, ...], int]:
-        """How ranks share Muon's work: (sizes of the dimensions that split a matrix, replicas). Without a mesh, ((), 1)."""
+        """How ranks divide Muon's work: (sizes of the mesh dimensions that split a matrix, replicas). No mesh: ((), 1)."""
         return ((self.tensor_parallel, self.divisor("parameters")), self.replicate) if self.is_mesh else ((), 1)
 
     def divisor(self, what: str) -> int:
@@ -112,12 +112,13 @@ class Layout:
         return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
 
     def sharded(self) -> Layout:
-        """The layout that the recipe `FSDP2` has on the same devices."""
+        """The layout of the same devices with the recipe fsdp2.yaml: all data-parallel ranks shard the parameters."""
         layout = replace(self, strategy="fsdp2", replicate=1, shard=self.data_parallel)
         return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
 
     def smaller_meshes(self, devices_per_node: int) -> Iterator[tuple[str, Layout]]:
-        """Yield (flags, layout) of meshes of the same devices in which a rank has a smaller part of the model or sequence."""
+        """Yield (its command-line flags, layout) for meshes of the same devices with a larger tensor_parallel, pipeline or
+        context dimension, and so fewer shards, than this layout (or, if it is no mesh, than `sharded`)."""
         flag = "--trainer.strategy."
         mesh, words = (self, "") if self.is_mesh else (self.sharded(), f"--config {FSDP2} ")
         dimensions = {"tensor_parallel": mesh.tensor_parallel, "pipeline": mesh.pipeline.ranks, "context": mesh.context}
@@ -163,7 +164,7 @@ def mesh_layout(
     reduce_each_micro_batch: bool | Literal["auto"] = "auto",
     **options: Any,
 ) -> Layout:
-    """The layout of a mesh of these sizes.
+    """The layout of a MeshStrategy whose mesh has the sizes `sizes`.
 
     Args:
         reshard_after_forward, reduce_each_micro_batch: as in `MeshStrategy`.

@@ -3,7 +3,7 @@
 The order is: kernel of attention, float8, expert parallelism, activation checkpointing, tensor and context parallelism, stages
 of a pipeline, FSDP2, compile. Compiled tensor-parallel blocks get activation checkpointing last. Each step changes modules and
 their `forward` in place, so that parameter names and checkpoints stay the same. The stages of a pipeline consist of modules of
-the whole model, so the steps before and after apply to them too.
+the whole model, so that all steps apply to the modules of stages too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lit_llm.models.gpt import GPT
 def parallelize(
     model: GPT | CustomModel, compute: ComputeConfig, device: torch.device, strategy: MeshStrategy | None = None
 ) -> GPT | CustomModel | PipelinedGPT:
-    """Prepare a model for training on `device`; returns it, or this rank's part of a pipeline.
+    """Prepare a model for training on `device`. Returns the model or, in a pipeline, this rank's part of the model.
 
     Args:
         model: a GPT on the meta device, or a custom model with its weights.

@@ -1,4 +1,4 @@
-"""The layers and ranks of a pipeline's stages, and why settings cannot work. Imports no torch, because the planner uses it."""
+"""The layers and the rank of each stage of a pipeline, and checks of the settings. Without torch, for the planner."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Schedule = Literal["1f1b", "interleaved1f1b", "zbv", "dualpipev", "gpipe"]
 
 
 class ScheduleKind(NamedTuple):
-    """Properties of one of torch's pipeline schedules."""
+    """Record of the properties of one of the pipeline schedules of torch.distributed.pipelining."""
 
     torch_name: str
     stages: int | None
-    """Stages per rank; None: the user's choice, 2 by default."""
+    """The number of stages on each rank; None: the user's choice, 2 by default."""
     folds: bool = False
-    """Whether a rank's second stage mirrors its first (V), so that rank 0 has the first and the last stage."""
+    """Whether the second stages of the ranks are in reverse order (a "V"), so that rank 0 has the first and the last stage."""
     splits_backward: bool = False
     """Whether the gradients of weights are computed later than the gradients of activations."""
 
@@ -31,35 +31,36 @@ KINDS: dict[str, ScheduleKind] = {
 
 
 class PipelineLayout(NamedTuple):
-    """The settings of a pipeline."""
+    """The settings of pipeline parallelism: ranks, schedule, and the stages and layers of each rank."""
 
     ranks: int
     schedule: Schedule = "1f1b"
     stages_per_rank: int | None = None
     """Stages on each rank. None: 1, or 2 if the schedule needs several."""
     layers_first: int | None = None
-    """Layers of the first stage. None: balanced."""
+    """The number of layers in the first stage. None: chosen so that stages are balanced."""
     layers_last: int | None = None
-    """Layers of the last stage. None: balanced."""
+    """The number of layers in the last stage. None: chosen so that stages are balanced."""
 
     @property
     def stages(self) -> int:
-        """Stages of all ranks together."""
+        """The number of stages of all ranks together."""
         return self.ranks * (self.stages_per_rank or KINDS[self.schedule].stages or 2)
 
     def rank_of(self, stage: int) -> int:
-        """The rank of a stage. Two ranks have four stages in the order 0, 1, 0, 1, or 0, 1, 1, 0 if the schedule folds."""
+        """The rank of stage number `stage`. Four stages on two ranks: 0, 1, 0, 1, or 0, 1, 1, 0 if the schedule is a "V"."""
         turn, place = divmod(stage, self.ranks)
         return self.ranks - 1 - place if KINDS[self.schedule].folds and turn % 2 else place
 
     def stages_of(self, rank: int) -> list[int]:
-        """The stages that a rank has, ascending."""
+        """The numbers of the stages that a rank has, ascending."""
         return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
 
     def layers(self, n_layer: int) -> list[range]:
         """The layers of each stage: at least one, and about equally many if embedding and head count as one layer each.
 
-        Middle stages get the remainder, because the first stage stores most activations, and the last one has the loss.
+        Layers that are left over after an even division go to middle stages, else to the first stage, which stores most
+        activations, else to the last stage, which computes the loss.
         """
         stages = self.stages
         assert not self.layer_problems(n_layer)
@@ -75,7 +76,7 @@ class PipelineLayout(NamedTuple):
         return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
     def problems(self) -> list[str]:
-        """Return why the settings contradict each other, one sentence each."""
+        """One sentence for each contradiction between the settings."""
         stages = KINDS[self.schedule].stages
         if self.stages_per_rank is None or stages in (None, self.stages_per_rank):
             return []
@@ -85,7 +86,7 @@ class PipelineLayout(NamedTuple):
         ]
 
     def layer_problems(self, n_layer: int) -> list[str]:
-        """Return why a model of `n_layer` layers cannot be cut into the stages, one sentence each."""
+        """One sentence for each reason why a model of `n_layer` layers cannot be cut into the stages."""
         given = {"layers_first": self.layers_first, "layers_last": self.layers_last}
         chosen = {name: layers for name, layers in given.items() if layers is not None}
         rest, others = n_layer - sum(chosen.values()), self.stages - len(chosen)
@@ -112,13 +113,13 @@ class PipelineLayout(NamedTuple):
         ]
 
     def runs(self, micro_batches: int) -> bool:
-        """Whether the schedule works with `micro_batches` per data-parallel rank in a step. The rules are torch's."""
+        """Whether the schedule can run `micro_batches` micro-batches per data-parallel rank in a step, by torch's rules."""
         if self.schedule == "interleaved1f1b":
             return micro_batches % max(1, micro_batches // self.ranks) == 0
         return micro_batches >= (self.stages if self.schedule in ("1f1b", "dualpipev") else 1)
 
     def needs(self, micro_batches: int) -> str:
-        """The sentence for a step whose number of `micro_batches` does not work."""
+        """The error message for a step with `micro_batches` micro-batches, a number that the schedule cannot run."""
         number = f"at least {self.stages}"
         if self.schedule == "interleaved1f1b":
             number = f"a multiple of {self.ranks}"

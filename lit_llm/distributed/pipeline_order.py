@@ -1,6 +1,6 @@
-"""The stages of each rank of a pipeline, and the order of a rank's tasks, which is torch's.
+"""The stages of each rank of a pipeline, and the order in which torch's schedules run a rank's tasks, for the planner.
 
-Torch is imported only for schedules with several stages on a rank.
+torch is imported only for schedules with several stages on a rank.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _OF_TORCH = {
 
 
 class StageShare(NamedTuple):
-    """A stage of a rank: the layers from `start` to `stop` - 1; with `first` also the embedding, with `last` norm and head.
+    """A pipeline's stage: the layers from `start` to `stop` - 1; if `first` also the embedding, if `last` norm and head.
 
-    `number` counts the stages of all ranks. `ahead` is the number of the stage's blocks that predict ahead, after its layers.
+    `number` counts the stages of all ranks. `ahead`: how many blocks that predict later tokens the stage has after its layers.
     """
 
     start: int
@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
 
 def bubble(layout: PipelineLayout, micro_batches: int) -> float:
-    """Fraction of a step in which a rank waits, with equal stages.
+    """The fraction of an optimizer step in which a rank of the pipeline waits, if all stages take equal time.
 
     (p − 1)/(m + p − 1) for GPipe and 1F1B (Huang et al. 2019); with v stages per rank (p − 1)/(v·m + p − 1) (Narayanan et al.
     2021). For the schedules that compute gradients of weights later, assume one unit of time for each of a forward pass, a
@@ -59,7 +59,7 @@ def bubble(layout: PipelineLayout, micro_batches: int) -> float:
 
 
 def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> tuple[StageShare, ...]:
-    """The stages of a rank. `ahead` is `GPTConfig.predict_ahead`: the number of blocks that the last stage has in addition."""
+    """The stages of a pipeline's rank. `ahead` is `GPTConfig.predict_ahead`: blocks that the last stage has in addition."""
     layers, last = layout.layers(n_layer), layout.stages - 1
     return tuple(
         StageShare(layers[stage].start, layers[stage].stop, stage == 0, stage == last, stage, ahead * (stage == last))
@@ -68,14 +68,14 @@ def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> t
 
 
 def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
-    """The number of micro-batches of a step that a plan simulates: enough for the peak memory, because the middle repeats."""
+    """The number of micro-batches of a step that a plan simulates: all, or enough for the same peak of memory."""
     uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
     return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
 
 
 @lru_cache(maxsize=64)
 def orders(layout: PipelineLayout, micro_batches: int) -> list[list[list[Task]]]:
-    """Return for each rank its tasks in order, as a list of groups. The tasks of a group run together."""
+    """For each rank, its tasks in the order of the schedule, as a list of groups. The tasks of a group run together."""
     if layout.stages == layout.ranks:  # torch has no list of actions for GPipe and 1F1B
         return [[[task] for task in _of_one_stage(layout, rank, micro_batches)] for rank in range(layout.ranks)]
     from torch.distributed.pipelining.schedules import get_schedule_class

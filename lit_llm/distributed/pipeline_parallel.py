@@ -1,7 +1,7 @@
 """Pipeline parallelism of a GPT: each rank has some of the layers, and activations move from stage to stage.
 
-A LightningModule and `MeshStrategy` use only `PipelinedGPT`. It knows when micro-batches run, which parameters and groups one
-process would have, and which of its parameters another rank has, too.
+A LightningModule and `MeshStrategy` use only `PipelinedGPT`, which runs micro-batches, maps parameters and optimizer groups to
+those of the whole model, and knows which parameters another rank has, too.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from lit_llm.models.loss import LossSums, cross_entropy, with_routers
 from lit_llm.models.router import RouterSums
 
 StageObjective = Callable[..., Tensor]
-"""An `Objective` that also takes `last`: whether the sums are those of the last stage."""
+"""A function that maps loss sums and `last` (whether the last stage computed them) to the scalar to differentiate."""
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a GPT. The first stage also has the embedding, the last one the norm and the head.
+    """A stage of a pipeline: consecutive blocks of a GPT. The first stage also has the embedding, the last stage norm and head.
 
-    A stage registers its modules of the whole model, so that FSDP2 sees them below one root. Names of parameters in checkpoints
-    come from `PipelinedGPT`, which registers the same modules.
+    A stage registers modules of the whole model as its own, so that FSDP2 sees these modules below one root. The names of
+    parameters in checkpoints come from `PipelinedGPT`, which registers the same modules.
     """
 
     def __init__(self, whole: GPT, layers: range, *, first: bool, last: bool) -> None:
@@ -48,7 +48,7 @@ class Stage(nn.Module):
         self._whole = [whole]  # in a list: a module here would be registered
         self.layers, self.first, self.last = layers, first, last
         self.held = range(layers.start, whole.config.n_blocks) if last else layers
-        """Numbers of the stage's blocks, including the blocks that predict ahead."""
+        """The numbers of the stage's blocks in the whole model, including the blocks that predict ahead."""
         self.ties_head = last and whole.ties_head
         self.embedding = whole.embedding if first or (last and whole.embeds_twice) else None
         self.positions = whole.positions if first else None
@@ -67,13 +67,13 @@ class Stage(nn.Module):
         objective: StageObjective | None = None,
         seed: Tensor | None = None,
     ) -> Tensor | LossSums:
-        """Return the input of the next stage. The last stage returns what `GPT.forward` does, or the scalar of `objective`.
+        """Return the input of the next stage, (B, T, d). The last stage returns the result of `GPT.forward`, or of `objective`.
 
         Args:
-            x: (B, T, d) from the stage before, for the positions that this rank holds. None for the first stage.
+            x: (B, T, d), the output of the previous stage for this rank's positions. None for the first stage.
             input_ids, documents, targets, loss, seed: as for `GPT.forward`. Every stage gets the whole batch.
-            objective: in training, maps the sums of the loss, and whether this is the last stage, to the scalar that is
-                differentiated. An earlier stage has only the sums of its routers, whose gradient starts in that stage.
+            objective: in training, maps the loss sums, and whether this is the last stage, to the scalar to differentiate. In
+                an earlier stage, only the sums of its routers are not 0; their gradient starts in this stage.
         """
         whole = self._whole[0]
         view = whole.view(input_ids, documents, seed=seed, shard=None if targets is None else whole.sequence_shard)
@@ -108,7 +108,7 @@ class Stage(nn.Module):
 
 
 class _WithLoss(Function):
-    """The identity, whose backward pass also differentiates a loss: (B, T, d), scalar → (B, T, d)."""
+    """Autograd function that returns `x` (B, T, d) unchanged. In the backward pass, the scalar `loss` gets the gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -125,8 +125,8 @@ class _WithLoss(Function):
 class PipelinedGPT(nn.Module):
     """This rank's part of a GPT whose layers are spread over a pipeline.
 
-    Parameters have the names that they have in a GPT. An embedding that the last stage needs is on the ranks of the first and
-    of the last stage, under one name: `_sum_tied_gradients` keeps the copies equal.
+    Parameters have the same names as in the GPT. If the last stage needs the embedding too, the ranks of the first and of the
+    last stage have a copy under the same name; `_sum_tied_gradients` keeps the copies equal.
 
     Args:
         whole: the whole GPT on the meta device, after the steps of `parallelize` that come before stages. The modules of other
@@ -141,7 +141,7 @@ class PipelinedGPT(nn.Module):
         super().__init__()
         refuse(layout.layer_problems(whole.config.n_layer))
         self.config = whole.config
-        self._whole = [whole]  # not registered: most of it belongs to other ranks
+        self._whole = [whole]  # in a list, so not registered: most modules belong to other ranks
         self._transfer = Transfer(layout, mesh.get_group(), mesh.get_local_rank())
         layers, stages = layout.layers(whole.config.n_layer), layout.stages
         self.stages = [  # a plain list, so that stages are not registered: their modules are registered below
@@ -156,9 +156,9 @@ class PipelinedGPT(nn.Module):
         self.head = whole.head if "head" in names else None
         self.rotary = whole.rotary
         self.window: list[dict[str, Tensor]] = []
-        """Micro-batches of the current optimizer step. `train_step` runs them all and empties the list."""
+        """The micro-batches of the current optimizer step. `train_step` runs all micro-batches and empties the list."""
         self.optimizer_groups: list[list[str]] = []
-        """Names of the whole model's parameters, by group of its optimizer. This rank may hold no parameter of a group."""
+        """For each optimizer group, the names of its parameters in the whole model. This rank may have none of them."""
         self._runner = ScheduleRunner(self.stages, self._transfer)
 
     @property
@@ -168,7 +168,7 @@ class PipelinedGPT(nn.Module):
 
     @property
     def has_last_stage(self) -> bool:
-        """Whether this rank computes the loss."""
+        """Whether this rank has the last stage, which computes the loss."""
         return self.stages[-1].last
 
     @property
@@ -183,7 +183,7 @@ class PipelinedGPT(nn.Module):
             self.whole.init_weights()
 
     def reshard(self) -> None:
-        """Free the whole weights that FSDP2 keeps after `forward`. Stages are no submodules, so each of them is called here."""
+        """In each stage, free the whole weights that FSDP2 keeps after `forward`, and leave the rank's own shards."""
         for stage in self.stages:
             if isinstance(stage, FSDPModule):
                 stage.reshard()
@@ -195,7 +195,7 @@ class PipelinedGPT(nn.Module):
     # -- training ---------------------------------------------------------------------------------------------------
 
     def collect(self, batch: dict[str, Tensor]) -> Tensor:
-        """Add a micro-batch to `window`. Returns 0 in place of its loss, which `train_step` computes."""
+        """Add a micro-batch to `window`. Returns a scalar 0 in place of the loss, which `train_step` computes later."""
         # The seed is drawn now, as on one process: `StepSeed` seeds the generator for each micro-batch.
         self.window.append({**batch, "seed": new_seed()} if self.whole.drops else batch)
         return torch.zeros((), device=batch["targets"].device)
@@ -208,13 +208,13 @@ class PipelinedGPT(nn.Module):
         record: Callable[[dict[str, Tensor], LossSums], object],
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """Forward and backward of all micro-batches of an optimizer step, by the schedule. Gradients are added up.
+        """Run forward and backward passes of all micro-batches in `window`, and empty it. Gradients are added to `grad`.
 
         Args:
-            loss: the loss function of a micro-batch.
-            objective: the scalar to differentiate, from the sums of a micro-batch.
-            record: takes each micro-batch with its sums, on the rank with the last stage. If the model has experts, also on
-                other ranks, with zeros and the sums of the stage's routers.
+            loss: returns the loss function for a micro-batch.
+            objective: maps the loss sums of a micro-batch to the scalar that is differentiated.
+            record: called with each micro-batch and its loss sums on the rank with the last stage. If the model has experts,
+                also called on other ranks, with the sums of the stage's routers and zeros for the loss.
             forward_context: entered around each forward pass, for autocast.
         """
         window, self.window = self.window, []
@@ -233,7 +233,7 @@ class PipelinedGPT(nn.Module):
         self._sum_tied_gradients()
 
     def _sum_tied_gradients(self) -> None:
-        """Add the embedding's gradients of the first and of the last stage. Both ranks get the sum."""
+        """Sum the gradients of the embedding's copies on the ranks of the first and the last stage. Both ranks get the sum."""
         transfer = self._transfer
         if not self.whole.embeds_twice or self.embedding is None or transfer.first_rank == transfer.last_rank:
             return
@@ -248,14 +248,14 @@ class PipelinedGPT(nn.Module):
     # -- checkpoints, which equal those of one process ----------------------------------------------------------------
 
     def repeated_parameters(self) -> set[Tensor]:
-        """This rank's parameters that an earlier rank has, too: the embedding of the last stage."""
+        """The set of this rank's parameters that an earlier rank of the pipeline has, too: the last stage's tied embedding."""
         transfer = self._transfer
         if not self.whole.embeds_twice or self.embedding is None or transfer.rank == transfer.first_rank:
             return set()
         return {self.embedding.weight}
 
     def whole_state_dict(self, prefix: str) -> dict[str, Tensor]:
-        """The state dict of the whole model, on the meta device."""
+        """The state dict of the whole model, on the meta device. `prefix` is put before each name."""
         state = self.whole.state_dict(prefix=prefix)
         return {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
 
@@ -268,7 +268,7 @@ class PipelinedGPT(nn.Module):
         return number_as_own(saved, self._names(optimizer), self.optimizer_groups)
 
     def _names(self, optimizer: Optimizer) -> list[list[str]]:
-        """Names of an optimizer's parameters, by group."""
+        """For each group of an optimizer, the names of its parameters in this module."""
         name = {parameter: name for name, parameter in self.named_parameters()}
         return [[name[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
 
@@ -283,9 +283,9 @@ class PipelinedGPT(nn.Module):
         loss: LossFunction = cross_entropy,
         documents: Tensor | None = None,
     ) -> Tensor | LossSums:
-        """Return the logits on every rank. With targets, return the sums of the loss: zeros on ranks without the last stage.
+        """Return the logits (B, T, V) on every rank. With targets, return the loss sums: zeros on ranks without the last stage.
 
-        Batches overlap in the pipeline: a rank waits only for its input. No gradients. Arguments as for `GPT.forward`.
+        Batches overlap in the pipeline: a rank waits only for its input. No gradients. The arguments are as for `GPT.forward`.
         """
         self.whole.training = self.training
         shape, device = self._shape(input_ids, split=targets is not None), input_ids.device
@@ -328,5 +328,5 @@ def _no_sums(targets: Tensor) -> LossSums:
 
 
 def pipelined_part(module: nn.Module) -> tuple[str, PipelinedGPT] | None:
-    """(prefix of a PipelinedGPT's names in a module's state dict, the PipelinedGPT) if the module contains one; else None."""
+    """(prefix of its names in the state dict, PipelinedGPT) for the PipelinedGPT inside `module`; None if `module` has none."""
     return next(((f"{name}.", part) for name, part in module.named_modules() if isinstance(part, PipelinedGPT)), None)

@@ -1,4 +1,4 @@
-"""Runs the stages of a rank by a schedule of torch.distributed.pipelining."""
+"""Run the stages of a rank by a pipeline schedule of torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Objective = Callable[[LossSums], Tensor]
 class ScheduleRunner:
     """Runs the forward and backward passes of one optimizer step in each call of `run`.
 
-    A schedule of torch is made for a number of micro-batches of one shape. Only the newest schedule is kept, because each has
-    a buffer per micro-batch, and a batch ramp rarely changes their number.
+    A schedule of torch is made for a number of micro-batches of one shape. Only the newest schedule is kept, because each
+    schedule has a buffer per micro-batch, and a batch ramp rarely changes the number of micro-batches.
     """
 
     def __init__(self, stages: Sequence[nn.Module], transfer: Transfer) -> None:
@@ -40,10 +40,10 @@ class ScheduleRunner:
         dtype: torch.dtype,
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """Run all micro-batches, and add their gradients to the parameters' gradients.
+        """Run forward and backward passes of all micro-batches, and add their gradients to the parameters' gradients.
 
         Args:
-            arguments: keyword arguments of the stages for each micro-batch. The last stage returns the scalar to differentiate.
+            arguments: for each micro-batch, the stages' keyword arguments. The last stage returns the scalar to differentiate.
             shape, dtype: shape and dtype of the activations between stages.
 
         Raises:
@@ -87,7 +87,7 @@ class ScheduleRunner:
 
 
 class _Stage(PipelineStage):
-    """A stage that finds its keyword arguments by the number of the micro-batch."""
+    """A PipelineStage whose keyword arguments for micro-batch i are `arguments[i]`, and that runs in `forward_context`."""
 
     arguments: list[dict[str, Any]]
     forward_context: Callable[[], AbstractContextManager[Any]]

@@ -9,11 +9,11 @@ from torch import Tensor
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 
 _SENDS_IN_FLIGHT = 2
-"""Number of batches that a rank may be ahead of the next rank."""
+"""The most batches by which a rank may be ahead of the next rank."""
 
 
 class Transfer:
-    """Sends and receives along one pipeline.
+    """Sends tensors to, and receives tensors from, the other ranks of one pipeline.
 
     Args:
         group: the ranks of the pipeline.
@@ -42,7 +42,7 @@ class Transfer:
     def receive(
         self, stage: int, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return the input of a stage: `own` if this rank has the stage before it, and else the received tensor."""
+        """Return a stage's input: `own` if this rank has the stage before, else the tensor (`shape`, `dtype`) it waits for."""
         source = self.layout.rank_of(stage - 1)
         if source == self.rank:
             assert own is not None
@@ -52,7 +52,7 @@ class Transfer:
         return x
 
     def exchange(self, own: Tensor, other_rank: int) -> Tensor:
-        """Send a tensor to another rank of the pipeline, and receive one of the same shape from it."""
+        """Send `own` to rank `other_rank` of the pipeline, and return the tensor of the same shape that `other_rank` sends."""
         other = torch.empty_like(own)
         work = dist.batch_isend_irecv(
             [
@@ -65,7 +65,7 @@ class Transfer:
         return other
 
     def broadcast_from_last(self, x: Tensor) -> Tensor:
-        """Return, on all ranks of the pipeline, the `x` of the rank with the last stage. Elsewhere `x` is overwritten."""
+        """Return, on all ranks of the pipeline, the `x` of the rank with the last stage. On other ranks `x` is overwritten."""
         x = x.contiguous()
         dist.broadcast(x, group=self.group, group_src=self.last_rank)
         return x

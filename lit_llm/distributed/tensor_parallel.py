@@ -1,4 +1,4 @@
-"""Tensor parallelism of a GPT."""
+"""Tensor parallelism of a GPT: each rank has a part of every matrix."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from lit_llm.models.short_convolution import ShortConvolution
 
 
 def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
-    """Megatron's tensor parallelism with sequence-parallel norms (Korthikanti et al. 2022, arXiv 2205.05198) over a 1-D mesh.
+    """Apply Megatron's tensor parallelism with sequence-parallel norms (Korthikanti et al. 2022, arXiv 2205.05198), in place.
 
-    Attention heads and hidden units are split: first matrices by columns, second ones by rows. The vocabulary is split by rows
-    of embedding and head. Norms, residuals and dropout work on (B, T / ranks, d), this rank's part of the sequence. An
-    all-gather precedes attention and MLP, a reduce-scatter follows them. The loss never gathers the logits. The projections to
-    latents of attention are replicated: they are narrow, and all heads read the whole latent.
+    Attention heads and MLP hidden units are split over the 1-D mesh: first matrices by columns, second matrices by rows. Rows
+    of embedding and head split the vocabulary. Norms, residuals and dropout work on (B, T / ranks, d), this rank's part of the
+    sequence. An all-gather precedes attention and MLP; a reduce-scatter follows each. The loss never gathers the logits. The
+    projections to latents of attention are replicated: they are narrow, and all heads read the whole latent.
     """
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     plan: dict[str, ParallelStyle] = {
@@ -110,9 +110,9 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
 
 def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Split LoRA's adapters as their layers: B if the layer is split by columns, A if by rows. Other factors are replicated.
+    """In place, split LoRA's factors as their layers: B if a layer is split by columns, A if by rows. Others are replicated.
 
-    An adapter computes its update on local parts, without communication: its columns of the output, or one term of their sum.
+    An adapter computes its update on local parts, without communication: some columns of the output, or a partial sum of it.
     """
     for module in block.modules():
         if isinstance(module, LoRALinear):
@@ -133,13 +133,13 @@ _Update = Callable[[Tensor, Tensor, Tensor, Drops | None], Tensor]
 
 
 def _update_of_whole(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` for a replicated layer: every rank computes the same update, and gets the whole gradient."""
+    """`LoRALinear.update` for a replicated layer: every rank computes the same update, and gets whole gradients."""
     y = update(x.to_local(), a.to_local(), b.to_local(), drops)
     return DTensor.from_local(y, x.device_mesh, [Replicate()], run_check=False)
 
 
 def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` for a layer that is split by columns or rows."""
+    """`LoRALinear.update` for a split layer: this rank's columns of the update (split by columns), or a partial sum (rows)."""
     # The redistributions do nothing forward. Backward, they sum the gradients of A and B over the ranks; the gradient of x is
     # summed later, once for all layers that share x.
     a, b = (factor.redistribute(placements=factor.placements) for factor in (a, b))
@@ -149,11 +149,11 @@ def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops:
 
 
 class _SplitEmbedding(ParallelStyle):
-    """The embedding split by rows: (B, T) → (B, T / ranks, d), a plain tensor whose collective has finished.
+    """The parallel style of an embedding split by rows: ids (B, T) → (B, T / ranks, d), a plain tensor, collective finished.
 
-    Each rank looks up the ids of its rows, and has zeros for the other ids; a reduce-scatter adds the ranks' results. torch's
-    own style (2.13) makes the gradient of all rows on every rank, and keeps its memory. It also returns a tensor whose
-    collective may still run, and a compiled block with such an input loses the placement of its gradient.
+    Each rank looks up the ids of its rows, and has zeros for other ids; a reduce-scatter adds the ranks' results. torch's
+    own style (2.13) allocates the gradient of all rows on every rank, and keeps its memory. torch's style also returns a tensor
+    whose collective may still run, and a compiled block with such an input loses the placement of its gradient.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -172,11 +172,13 @@ class _SplitEmbedding(ParallelStyle):
 
 
 class _Replicated(ParallelStyle):
-    """A module with replicated parameters computes its whole output on every rank, from plain tensors to plain tensors.
+    """The parallel style of a module with replicated parameters that computes its whole output on every rank.
+
+    Inputs and outputs are plain tensors.
 
     Args:
-        takes: the placement of the input, which is gathered.
-        gives: the placement of the output: the part that a rank returns.
+        takes: the placement of the input, which is gathered before the module.
+        gives: the placement of the output, of which each rank returns its part.
     """
 
     def __init__(self, takes: Placement, gives: Placement) -> None:
@@ -194,9 +196,9 @@ class _Replicated(ParallelStyle):
 
 
 class _GatheredNorm(SequenceParallel):
-    """The last norm: (B, T / ranks, d) → (B, T, d) as a plain tensor, for the loss.
+    """The parallel style of the last norm: (B, T / ranks, d) → (B, T, d) as a plain tensor, for the loss.
 
-    The loss of a rank gives the gradient through that rank's rows of the vocabulary. `Partial` sums these over the ranks.
+    The loss of a rank gives the gradient through that rank's rows of the vocabulary. `Partial` sums the ranks' gradients.
     """
 
     @staticmethod
@@ -205,14 +207,15 @@ class _GatheredNorm(SequenceParallel):
 
 
 def distribute_parameters(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Distribute a module's own parameters, but no buffers, over a mesh. `distribute_module` calls this for each submodule."""
+    """Replace a module's own parameters, no buffers, by DTensors on a mesh. `distribute_module` calls it for each submodule."""
     for key, parameter in list(module.named_parameters(recurse=False)):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(distributed, requires_grad=parameter.requires_grad))
 
 
 def tensor_parallel_problem(config: GPTConfig, ranks: int) -> str | None:
-    """Why a model cannot be split over `ranks` tensor-parallel ranks, with every size that does not divide; None if it can."""
+    """Why a model cannot be split over `ranks` tensor-parallel ranks: a sentence with the sizes that `ranks` does not divide;
+    None if `ranks` divides all sizes."""
     sizes = [("model.n_head", config.n_head, "n_head")]
     if config.kv_heads != config.n_head:
         sizes.append(("model.n_kv_head", config.kv_heads, "n_kv_head"))

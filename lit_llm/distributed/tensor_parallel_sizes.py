@@ -1,8 +1,8 @@
-"""The sizes of one rank under tensor and expert parallelism, for a plan: without a process group and without data.
+"""A model with the sizes of one rank under tensor and expert parallelism, for a plan: no process group, no data.
 
 A change of `lit_llm.distributed.tensor_parallel` needs the same change here (tests/plan/test_memory.py compares the two). A
-rank has 1 / ranks of the heads, of the hidden width and of the vocabulary. It keeps T / ranks positions of the residual stream,
-gathers all T before attention, MLP and loss, and keeps its positions of their results.
+rank has 1 / ranks of the heads, of the hidden width and of the vocabulary. A rank has T / ranks positions of the residual
+stream, gathers all T positions before attention, MLP and loss, and keeps its own positions of their results.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
 
 
 def share_experts(model: GPT, expert: int, tensor_parallel: int) -> None:
-    """Give the model one rank's part of the experts, and the exchange of rows. Changes nothing if both numbers are 1."""
+    """Cut the model's experts to one rank's part, in place, and add the exchange of tokens' activations between ranks.
+
+    `expert`, `tensor_parallel`: numbers of ranks. If both are 1, the model is not changed.
+    """
     if expert == tensor_parallel == 1:
         return
     for block in model.blocks:
@@ -64,9 +67,9 @@ def share_experts(model: GPT, expert: int, tensor_parallel: int) -> None:
 
 
 def split_positions(model: GPT, ranks: int) -> None:
-    """Split the positions of the residual stream over ranks, by hooks on the modules that change its length.
+    """Split the T positions of the residual stream over `ranks` ranks, by hooks that gather before, and scatter after, modules.
 
-    The model itself pads the positions, and splits the rows of dropout over ranks.
+    The model's own code pads the positions, and splits the rows of dropout over ranks.
     """
     group: Any = SimpleNamespace(size=lambda: ranks, rank=lambda: 0)
     model.vocabulary_shards = VocabularyShards(group, 0)
@@ -95,7 +98,7 @@ def split_positions(model: GPT, ranks: int) -> None:
 
 
 class _Summed(Function):
-    """The identity for an input that all ranks have. Its backward pass sums the ranks' gradients."""
+    """Autograd function that returns its input, equal on all ranks. The backward pass sums gradients over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -107,9 +110,9 @@ class _Summed(Function):
 
 
 class _Moved(Function):
-    """Gathers the positions of all ranks, (B, T / ranks, d) → (B, T, d), or reduce-scatters them. Backward does the opposite.
+    """Autograd function that all-gathers positions, (B, T / ranks, d) → (B, T, d), or reduce-scatters; backward the opposite.
 
-    `is_whole`: each rank has computed all positions, so it takes its part without a sum over ranks.
+    `gathers`: whether the forward pass gathers. `is_whole`: x is complete on each rank, so a rank takes its part without a sum.
     """
 
     @staticmethod
@@ -124,7 +127,7 @@ class _Moved(Function):
 
 
 def _moved(x: Tensor, ranks: int, *, gathers: bool) -> Tensor:
-    """Gather or reduce-scatter (B, T, d) along T as DTensor does: a copy joins the tensors of the ranks."""
+    """All-gather (`gathers`) or reduce-scatter a tensor along its dimension of positions, with a copy, as DTensor does."""
     if gathers:
         return torch.cat(COLLECTIVES.all_gather_into_tensor(x, ranks, "tensor").chunk(ranks), dim=1)
     return COLLECTIVES.reduce_scatter_tensor(torch.cat(x.chunk(ranks, dim=1)), "sum", ranks, "tensor")

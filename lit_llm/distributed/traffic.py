@@ -1,4 +1,4 @@
-"""Counts what collectives communicate: every call that torch makes on this rank, by mesh dimension and kind, with its bytes.
+"""Count the communication of collectives: the calls that torch makes on this rank and their bytes, by mesh dimension and kind.
 
     with Traffic(strategy.device_mesh) as traffic:
         step()
@@ -44,7 +44,7 @@ _KINDS = {  # operators of torch's two interfaces to collectives: c10d's in plac
 _KIND_OF = {operator: kind for kind, operators in _KINDS.items() for operator in operators}
 _NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 _OUTPUT_FIRST = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-"""Kinds whose operators in c10d have the output as first argument, and the input as second."""
+"""Kinds of collectives whose operators in c10d have the output as first argument, and the input as second argument."""
 _SENT: dict[str, Callable[[int], float]] = {  # bytes that a rank sends in a group of n, as a multiple of the whole tensor
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -55,28 +55,28 @@ _SENT: dict[str, Callable[[int], float]] = {  # bytes that a rank sends in a gro
 
 
 class Collectives(NamedTuple):
-    """All calls of one kind along one mesh dimension, on this rank."""
+    """Record of the counts of all calls of one kind of collective along one mesh dimension, on this rank."""
 
     dimension: str
     """Name of the mesh dimension; "world" for all ranks, "other" for a group that belongs to no mesh."""
     kind: str
     """all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, reduce, gather, scatter, send or receive."""
     ranks: int
-    """Size of the group."""
+    """The number of ranks in the process group."""
     calls: int
     size: int
-    """Bytes of the whole tensors, such as a gathered tensor, or a tensor before it is scattered."""
+    """The sum over calls of the bytes of the whole tensor: the gathered tensor, or the tensor before it is scattered."""
     sent: float
-    """Bytes that this rank sends."""
+    """The bytes that this rank sends in all calls."""
 
 
 class Traffic(DispatchMode):
     """A context manager that counts the collectives of this rank, also those of backward passes and of fake tensors.
 
-    A compiled function runs eagerly inside, because torch does not run compiled code under a dispatch mode.
+    Compiled functions run eagerly in this context, because torch does not run compiled code under a dispatch mode.
 
     Args:
-        meshes: their dimensions name the process groups. If dimensions have the same group, the first one names it.
+        meshes: device meshes whose dimensions name the process groups. The first of several dimensions names a shared group.
     """
 
     supports_higher_order_operators = True
@@ -112,7 +112,7 @@ class Traffic(DispatchMode):
         counts[1] += size
 
     def rows(self) -> list[Collectives]:
-        """Return the counts by mesh dimension and kind, those with most bytes sent first."""
+        """The counts by mesh dimension and kind of collective, sorted by bytes sent, the most first."""
         collectives = [
             Collectives(dimension, kind, ranks, calls, size, _SENT.get(kind, lambda n: 1.0)(ranks) * size)
             for (dimension, kind, ranks), (calls, size) in self._counts.items()
@@ -120,5 +120,5 @@ class Traffic(DispatchMode):
         return sorted(collectives, key=lambda row: (-row.sent, row.dimension, row.kind))
 
     def sent(self, dimension: str | None = None, kind: str | None = None) -> float:
-        """Bytes that this rank sent, along one dimension and by one kind of collective if they are given."""
+        """The bytes that this rank has sent along `dimension` (None: all) by collectives of the kind `kind` (None: all)."""
         return sum(row.sent for row in self.rows() if dimension in (None, row.dimension) and kind in (None, row.kind))

@@ -1,1 +1,1 @@
-"""Hugging Face folders: configurations, weights and tokenizers."""
+"""Reads and writes Hugging Face folders (configuration, weights), GGUF files, and adapters of the package peft."""

@@ -1,4 +1,4 @@
-"""Convert between config.json and GPTConfig. Settings without an equivalent are refused, never dropped.
+"""Converts config.json to GPTConfig and back. Settings without an equivalent are refused, never dropped.
 
 Keys and their defaults follow the configuration classes of transformers (5.23).
 """
@@ -18,7 +18,7 @@ from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.gpt import GPTConfig
 
 ARCHITECTURES = {name: family.architecture for name, family in FAMILIES.items()}
-"""The supported architectures by `model_type`."""
+"""`model_type` → name of the model class in transformers, for each supported family."""
 _NEEDS: dict[str, tuple[str, ...]] = {
     "inputs other than text": ("vision_config", "audio_config", "image_token_id", "image_token_index"),
     "an encoder": ("is_encoder_decoder",),
@@ -30,10 +30,10 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def read_config(content: dict[str, Any]) -> tuple[GPTConfig, list[str]]:
-    """The settings of the model in a parsed config.json, and notes on settings that affect only training.
+    """Return (model settings from a parsed config.json; notes for the user on settings that affect only training).
 
     Raises:
-        UserError: the architecture or some of its settings are not supported; one sentence per line.
+        UserError: the `model_type` or some settings are not supported; one sentence per line.
     """
     family = _named(content)
     fields = Fields(content)
@@ -71,7 +71,7 @@ def _named(content: dict[str, Any]) -> Family:
 
 
 def links(content: dict[str, Any]) -> list[Link]:
-    """The links between the tensors of a Hugging Face folder and ours, for a config.json that `read_config` accepts."""
+    """Return the links between tensors of a Hugging Face folder and of our model, for a config.json that lit_llm can read."""
     config, _ = read_config(content)
     family = _named(content)
     head = [] if config.tie_embeddings else [Link(family.head, ("head.weight",))]
@@ -79,20 +79,20 @@ def links(content: dict[str, Any]) -> list[Link]:
 
 
 def unread_layers(content: dict[str, Any], n_layer: int) -> tuple[str, ...]:
-    """Prefixes of the names of stored layers after the last one, which predict further tokens and are not imported."""
+    """Return the name prefixes of layers from number `n_layer` on, which predict further tokens, and are not imported."""
     key = _named(content).ahead
     count = None if key is None else content.get(key)
     return tuple(f"model.layers.{n_layer + i}." for i in range(count or 0))
 
 
 def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The config.json of the architecture that computes the same as the model, and notes on what it does not keep.
+    """Return (content of config.json for a family that computes the same as the model; notes on settings that are lost).
 
     Args:
-        preferred: the `model_type` to take if several are equivalent.
+        preferred: the `model_type` to take if several families compute the same.
 
     Raises:
-        UserError: no architecture is equivalent; one sentence for each setting that the nearest one lacks.
+        UserError: no family computes the same; one sentence for each setting that the nearest family lacks.
     """
     family = equivalent_family(config, preferred)
     notes = []
@@ -118,7 +118,7 @@ def write_config(config: GPTConfig, preferred: str | None = None) -> tuple[dict[
 
 
 def _unknown_family(content: Mapping[str, Any]) -> str:
-    """The sentence that refuses a config.json whose `model_type` is unknown."""
+    """Return the error message for a config.json whose `model_type` lit_llm does not know."""
     name = shown(content["model_type"])
     lacking = [what for what, keys in _NEEDS.items() if any(content.get(key) for key in keys)]
     if lacking:

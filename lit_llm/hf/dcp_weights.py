@@ -1,4 +1,4 @@
-"""The weights of a folder of torch.distributed.checkpoint (DCP), under Hugging Face's names or ours."""
+"""Reads the weights in a folder of torch.distributed.checkpoint (DCP), by Hugging Face's names or by ours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lit_llm.checkpoint.load_weights import mismatch
 from lit_llm.core.errors import UserError
 from lit_llm.models.gpt import GPTConfig, weights_on_meta
 
-# Prefixes of a model's names: the key under which a program saves weights, and the attribute that holds the model, if any.
+# Prefixes of names: the key under which a program saves weights, and the attribute of its module that has the model, if any.
 _PREFIXES = [f"{key}{attribute}" for key in ("", "model.", "state_dict.") for attribute in ("", "model.")]
 
-_TORCHTITAN = {  # names in torchtitan's Llama, which are Meta's → names in Hugging Face's
+_TORCHTITAN = {  # name in torchtitan's Llama, which is Meta's → name in Hugging Face's
     "tok_embeddings": "model.embed_tokens",
     "layers.{}.attention_norm": "model.layers.{}.input_layernorm",
     "layers.{}.attention.wq": "model.layers.{}.self_attn.q_proj",
@@ -34,14 +34,15 @@ _TORCHTITAN = {  # names in torchtitan's Llama, which are Meta's → names in Hu
 
 
 class DcpWeightFiles:
-    """The weights of a DCP folder under the names of a Hugging Face folder, each read on access, as in `WeightFiles`.
+    """Reader of the weights in a DCP folder: `weights[name]`, with a Hugging Face name, reads and returns a tensor.
 
     Args:
         expected: names of the tensors that the model has in a Hugging Face folder.
-        config: the model's settings, for the numbers of its heads.
+        config: the model's settings, for its numbers of heads.
 
     Raises:
-        UserError: the folder has neither these names nor the names of torchtitan's Llama, or tensors beside the latter.
+        UserError: the folder has neither the names `expected` nor the names of torchtitan's Llama, or has the latter and other
+            tensors in layers.
     """
 
     def __init__(self, source: DcpFolder, expected: Collection[str], config: GPTConfig) -> None:
@@ -74,7 +75,7 @@ class DcpWeightFiles:
         heads = self._heads.get(name.split(".")[-2])
         if not self.torchtitan or heads is None:
             return tensor
-        # Rotary embedding rotates pairs of rows: in Meta's order they are neighbours, in Hugging Face's half a head apart.
+        # Rotary embedding rotates pairs of rows: neighbours in Meta's order, rows half a head apart in Hugging Face's order.
         pairs = tensor.unflatten(0, (heads, -1, 2))  # (heads, half of a head, 2, …)
         return pairs.transpose(1, 2).flatten(0, 2)
 
@@ -89,10 +90,10 @@ def _from_torchtitan(name: str) -> str | None:
 
 
 def own_weights(source: DcpFolder, config: GPTConfig) -> dict[str, Tensor]:
-    """The weights of a model of lit_llm, saved by Lightning's strategies or by `export --format dcp`.
+    """Return {our name: tensor} from the DCP folder of a lit_llm model, saved by a Lightning strategy or `export --format dcp`.
 
     Raises:
-        UserError: the folder does not hold the weights of a model with these settings.
+        UserError: the folder does not have the weights of a model with the settings `config`.
     """
     own: dict[str, Any] = weights_on_meta(config)
     prefix = next((each for each in _PREFIXES if all(f"{each}{name}" in source.files for name in own)), None)

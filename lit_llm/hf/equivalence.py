@@ -1,4 +1,4 @@
-"""Finds the family as which a model can be exported: the config.json of that family, read again, gives the same model."""
+"""Finds a family of transformers that computes the same as a model: its config.json, read again, gives the same settings."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _NOT_COMPUTED = {
     *("dropout", "init_std", "zero_init_projections", "base_width", "base_depth", "pad_vocab_to", "mask_documents", "eos_id"),
     *("predict_ahead", "bias"),
 }
-"""Settings that are not compared: they do not change the logits of one document. `bias` is compared part by part instead."""
+"""Settings that are not compared, because they do not change the logits of one document. `qkv_bias` etc. stand for `bias`."""
 _NOT_OF_EXPERTS = {"balance", "sequence_balance", "z_loss", "first_dense", "every"}
-"""Settings of `moe` that are not compared: they concern training, or choose the layers with experts, which `computation` lists
-under `experts`."""
+"""Settings of `moe` that are not compared: they affect only training, or choose the layers with experts, which `computation`
+lists under `experts`."""
 _PART_OF = {
     "gelu_approximate": "mlp",
     **dict.fromkeys(("norm_bias", "norm_unit_offset"), "norm"),
     "qk_norm_width": "qk_norm",
     **dict.fromkeys(("partial_rotary_factor", "rope", "rope_theta", "rope_scaling"), "position"),
 }
-"""Setting → another setting on which its meaning depends. If both settings differ, only the other one is reported."""
+"""Setting → another setting, on which the first one's meaning depends. If both differ, only that other setting is reported."""
 _ADDED_BIASES = {f"{part}_bias" for part in BIASES}
 
 
 class Difference(NamedTuple):
-    """A setting that a family cannot express: its value in our model, and its value in the family's nearest model."""
+    """Record of a setting that a family cannot express: its value in our model, and in the family's nearest model."""
 
     setting: str
     ours: Any
@@ -43,15 +43,15 @@ class Difference(NamedTuple):
 
     @property
     def is_added_bias(self) -> bool:
-        """Whether the family has a bias that the model lacks. Export writes it as zeros."""
+        """Whether the setting is a bias that the family has and our model lacks. Export writes zeros for such a bias."""
         return self.setting in _ADDED_BIASES and self.theirs is True
 
 
 def equivalent_family(config: GPTConfig, preferred: str | None) -> Family:
-    """The family that computes the same as the model. If there are several, one without added biases comes first.
+    """Return a family that computes the same as the model, if possible one that needs no added bias of zeros.
 
     Args:
-        preferred: the `model_type` to take if it computes the same; else the first family in the table is taken.
+        preferred: the `model_type` to take if several families compute the same. None: the first in `FAMILIES`.
 
     Raises:
         UserError: no family computes the same; one sentence for each setting that the nearest family lacks.
@@ -98,7 +98,7 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
 
 
 def computation(config: GPTConfig) -> dict[str, Any]:
-    """Every setting that decides what a model computes → its value, or what its null stands for; None if it has no effect."""
+    """Return {setting: value} of all settings that decide what a model computes. None is resolved, or means no effect."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     settings |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
     settings |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
@@ -126,7 +126,7 @@ def computation(config: GPTConfig) -> dict[str, Any]:
 
 
 def _mixture(config: GPTConfig) -> dict[str, Any]:
-    """The settings that decide what experts compute, as `moe.NAME`; and `moe`, which is null without experts."""
+    """Return {`moe.NAME`: value} of settings that decide what experts compute, and `moe`: a summary, None without experts."""
     moe = config.moe
     if moe is None:
         return {"moe": None}
@@ -138,7 +138,7 @@ def _mixture(config: GPTConfig) -> dict[str, Any]:
 
 
 def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
-    """The rotary scaling of a layer, with default values for missing keys."""
+    """Return a layer's rotary scaling, a dict, with default values for missing keys; None without scaling."""
     if layer.rope_scaling is None:
         return None
     defaults: dict[str, Any] = {"rope_type": "llama3"}
@@ -152,7 +152,7 @@ def _resolved(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal. Floats may differ by 1e-12, relatively, because stored inverses are rounded."""
+    """Whether two settings are equal. Floats may have a relative difference of 1e-12, because stored inverses are rounded."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):

@@ -1,4 +1,4 @@
-"""The keys of a parsed config.json. Each key is checked when it is read, and keys that no code read are found."""
+"""Reads keys of a parsed config.json. Each key is checked when it is read, and records show which keys no code has read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from lit_llm.core.number_domain import Domain
 
 LARGEST = 2**28
-"""The largest size that is accepted. No model in use comes near it, and the product of two sizes fits the index of a tensor."""
+"""The largest accepted size. Real models have far smaller sizes, and the product of two sizes fits int64."""
 
 
 _HARMLESS_BY_REASON = {
@@ -35,60 +35,60 @@ _HARMLESS_BY_REASON = {
     """,
 }
 HARMLESS = frozenset(key for keys in _HARMLESS_BY_REASON.values() for key in keys.split())
-"""Keys that do not change what a model of any family computes."""
+"""Keys of config.json that do not change what a model computes, in any family."""
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number, below 1e300: an integer may be too large for a float."""
+    """Whether a JSON value is a number of absolute value below 1e300: a larger integer may be too large for a float."""
     return type(value) in (int, float) and abs(value) < 1e300
 
 
 def is_size(value: Any) -> bool:
-    """Whether a value of JSON is a whole number from 1 to `LARGEST`."""
+    """Whether a JSON value is a whole number from 1 to `LARGEST`."""
     return type(value) is int and 1 <= value <= LARGEST
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value of JSON is null, false or empty. 0 is a number, though it equals false in Python."""
+    """Whether a JSON value is null, false, or an empty text, list or object. 0 is not empty, though 0 == False in Python."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
 def shown(value: Any) -> str:
-    """The text of a value for a message, shortened if it is long."""
+    """Return the text of a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:50]}…"
 
 
 class Fields:
-    """The keys of a config.json, and the problems found in them. If a value is wrong, methods note it and return a default."""
+    """Reader of a config.json. If a key's value is wrong, a method adds a sentence to `problems`, and returns a default."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
         self.read: set[str] = set()
-        """The keys that were read, whether or not they exist."""
+        """The names of all keys that methods were asked for, also of keys that config.json lacks."""
         self._problems: dict[str, None] = {}
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each problem, without repetitions: two parts of a family may read the same key."""
+        """A sentence for each wrong value read so far, without duplicates: two parts of a family may read the same key."""
         return list(self._problems)
 
     def refuse(self, problem: str) -> None:
         self._problems[problem] = None
 
     def size(self, name: str) -> int:
-        """The value of a required key, which must be a whole number from 1 to `LARGEST`."""
+        """Return the value of a required key. If it is no whole number from 1 to `LARGEST`, return 1 and record a problem."""
         if self.raw(name) is None:
             self.refuse(f"'{name}' is missing")
             return 1
         return self.optional_size(name, 1)
 
     def optional_size(self, name: str, default: Any) -> Any:
-        """The value of an optional key, a whole number from 1 to `LARGEST`; `default` if it is missing or null."""
+        """Return a key's value, a whole number from 1 to `LARGEST`; `default` if missing, null or wrong, which is a problem."""
         return self._checked(name, default, f"a whole number from 1 to {LARGEST:,}", is_size)
 
     def number(self, name: str, default: Any, domain: Domain | None = None) -> Any:
-        """The value of an optional key, a finite number (in `domain`, if one is given); `default` if it is missing or null."""
+        """Return a key's value, a finite number in `domain`; `default` if missing, null or wrong, which is a problem."""
         value = self._checked(name, default, "a finite number", is_number)
         if domain is None or domain.accepts(value):
             return value
@@ -96,12 +96,12 @@ class Fields:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """The value of an optional key, true or false; `default` if it is missing or null."""
+        """Return a key's value, true or false; `default` if missing, null or wrong, which is a problem."""
         value: bool = self._checked(name, default, "true or false", lambda value: isinstance(value, bool))
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """The value of an optional key, one of `known`; `default` if it is missing or null. If that is true, null is wrong."""
+        """Return a key's value, one of `known`; else `default`. Another value is a problem, and null if `default` is True."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(
@@ -109,17 +109,17 @@ class Fields:
         )
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """The value of an optional key, an object; empty if it is missing or null."""
+        """Return a key's value, an object; {} if missing, null or wrong, which is a problem."""
         value: dict[str, Any] = self._checked(name, {}, "an object", lambda value: isinstance(value, dict))
         return value
 
     def raw(self, name: str) -> Any:
-        """The unchecked value of a key; None if it is missing."""
+        """Return the unchecked value of a key, None if it is missing, and note in `read` that the key was read."""
         self.read.add(name)
         return self.content.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the key exists, even if its value is null."""
+        """Whether the key exists, even if its value is null. Notes in `read` that the key was read."""
         self.read.add(name)
         return name in self.content
 

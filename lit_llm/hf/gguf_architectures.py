@@ -1,4 +1,4 @@
-"""The models that GGUF can express: for each family of transformers, the architecture of llama.cpp and its limits."""
+"""The models that a GGUF file can express: for each `model_type` of transformers, llama.cpp's architecture and its limits."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_BIASES, (False,)),
     **{"attention_softcap": (None,), "logit_softcap": (None,)},
 }
-"""Setting → the values that an architecture supports, unless its `only` has others."""
+"""Setting → the values that an architecture supports, unless its field `only` has other values."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of llama.cpp, and the settings of a family that it supports."""
+    """Record of an architecture of llama.cpp, and the settings of lit_llm's models that it supports."""
 
     name: str
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Setting → supported values; has precedence over `_ONLY`. An empty tuple allows any value."""
+    """Setting → its supported values, instead of those in `_ONLY`. An empty tuple: any value."""
     pairs: bool = False
-    """Whether rotary embedding pairs neighbouring dimensions, so that rows of queries and keys are stored in another order."""
+    """Whether rotary embedding pairs neighbouring dimensions. Rows of query and key weights then have another order."""
     scalings: tuple[str, ...] = ("linear", "yarn")
-    """The supported rope_types, beside no scaling."""
+    """The supported rope_types of rotary scaling. No scaling is supported, too."""
     plain_heads: bool = False
     """Whether head_dim must be n_embd / n_head."""
     scales: bool = False
     """Whether the file has keys for the factors of embeddings, attention scores, residual updates and logits."""
     window_every: int | None = None
-    """Period k of windows: every k-th block has no window, the others have one. None: no block has a window."""
+    """k: every k-th block has full attention, and the other blocks have a sliding window. None: no block has a window."""
     scaled_windows: bool = True
-    """Whether rope_scaling applies to blocks with a window, too."""
+    """Whether rope_scaling applies also to blocks with a sliding window."""
     window_theta: bool = False
-    """Whether blocks with a window may have another rope_theta."""
+    """Whether blocks with a sliding window may have another rope_theta than blocks without."""
 
     def problems(self, config: GPTConfig) -> Iterator[str]:
-        """Yield one sentence for each setting that this architecture cannot express."""
+        """Yield one sentence for each setting of a model that this architecture cannot express."""
         ours, none = computation(config), f"has no form in GGUF's {self.name}"
         for name, values in {**_ONLY, **self.only}.items():
             if values and ours[name] not in values:
@@ -102,4 +102,4 @@ ARCHITECTURES = {
     "gpt_oss": Architecture("gpt-oss", _BIASES | _UNTIED | {"mlp": ("clamped_swiglu",)}, window_every=2),
     "glm4_moe": Architecture("glm4moe", _QKV_BIAS),
 }
-"""`model_type` → architecture. For each, logits were compared with llama.cpp's (docs/evidence/hugging-face.md)."""
+"""`model_type` → architecture. Logits of each were compared with those of llama.cpp (docs/evidence/hugging-face.md)."""

@@ -1,7 +1,7 @@
-"""Write a model as one file of llama.cpp's format GGUF, with the package `gguf`: settings, tokenizer, tensors.
+"""Writes a model as one file of llama.cpp's format GGUF, with the package `gguf`: settings, tokenizer, tensors.
 
-`gguf` translates the names of transformers' tensors. Two kinds of tensors differ from transformers': queries and keys have
-their rows in another order if llama.cpp rotates neighbouring dimensions, and 1 is added to the gains of Gemma's norms.
+`gguf` translates the names of transformers' tensors. Two kinds of tensors have other values than in transformers: the rows of
+query and key weights are reordered if llama.cpp rotates neighbouring dimensions, and 1 is added to the gains of Gemma's norms.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.rotary import scale_frequencies
 
 QUANTISED = "q8_0"
-"""A type of values: 8 bits each, with a scale for each block of 32 values."""
+"""GGUF's quantised type: values of 8 bits, with a scale for each block of 32 values."""
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", QUANTISED: "Q8_0"}
 _ALWAYS_F32 = ("ffn_gate_inp.weight", "position_embd.weight", ".bias")
-"""Endings of the names of the matrices that llama.cpp needs in fp32, as it needs every vector."""
+"""Endings of the names of tensors with several dimensions that llama.cpp needs in fp32. Vectors are always fp32."""
 
 
 def package() -> Any:
@@ -34,13 +34,13 @@ def package() -> Any:
 
 
 def architecture_of(config: GPTConfig, family: str) -> Architecture:
-    """The architecture of llama.cpp that computes the same as a model.
+    """Return the architecture of llama.cpp that computes the same as a model.
 
     Args:
         family: the model's `model_type` in transformers.
 
     Raises:
-        UserError: there is no such architecture; one sentence for each setting that GGUF cannot express.
+        UserError: no architecture computes the same; one sentence for each setting that GGUF cannot express.
     """
     if family not in ARCHITECTURES:
         raise UserError(f"GGUF is written of {', '.join(ARCHITECTURES)} only, but the model is of {family} (--format)")
@@ -62,11 +62,11 @@ def write_gguf(
     Args:
         state: our state_dict.
         table: links between our tensors and transformers' tensors.
-        vocabulary: keys of the tokenizer and their values.
+        vocabulary: {GGUF key: value} for the tokenizer.
         dtype: type of matrices, a key of `_TYPES`. Vectors, biases, routers and learned positions are float32.
 
     Returns:
-        Notes for the user.
+        Notes for the user, one sentence each.
     """
     gguf = package()
     writer = gguf.GGUFWriter(file, architecture.name)
@@ -96,13 +96,13 @@ def write_gguf(
 
 
 def _kind(gguf: Any, value: Any) -> Any:
-    """GGUF's type for the value of a key. An int becomes an unsigned number of 32 bits."""
+    """Return GGUF's value type (`GGUFValueType`) for the Python value of a key, UINT32 for an int. `gguf`: the package."""
     kinds = gguf.GGUFValueType
     return {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, list: kinds.ARRAY}[type(value)]
 
 
 def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
-    """The keys of the file for the model's settings, with their values."""
+    """Return {GGUF key: value} for the settings of a model."""
     layers = [config.layer(i) for i in range(config.n_layer)]
     full = next((layer for layer in layers if layer.window is None), layers[0])
     keys: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _settings(config: GPTConfig, architecture: Architecture) -> dict[str, Any]:
 def _tensors(
     gguf: Any, state: dict[str, Tensor], table: list[Link], config: GPTConfig, architecture: Architecture
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in the file, values) of each tensor."""
+    """Yield (name in GGUF, tensor) for each tensor of the file. `state`: {our name: tensor}."""
     kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(kind, config.n_layer)
     assert config.vocab_size is not None

@@ -1,7 +1,7 @@
-"""The tokenizer of a run as keys of GGUF: byte-level BPE, and SentencePiece's BPE (LLaMA 2, Mistral, Gemma).
+"""Writes the tokenizer of a run as keys of GGUF: byte-level BPE, and SentencePiece's BPE (LLaMA 2, Mistral, Gemma).
 
-llama.cpp reads no regular expression from a file: it knows some by name. With SentencePiece's BPE, it always merges the pair
-whose token has the highest score.
+llama.cpp reads no regular expression from a file: a file has the name of one that llama.cpp knows. With SentencePiece's BPE,
+llama.cpp always merges the pair whose token has the highest score.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORDS = {GPT2_WORDS: "gpt-2", _LLAMA3: "llama-bpe", _LLAMA3.replace("{1,3}", ""): "qwen2"}
-"""Regular expression that cuts text into words → its name in llama.cpp."""
+"""Regular expression by which a byte-level BPE cuts text into words → its name in llama.cpp."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
 def tokenizer_keys(run: Path, config: GPTConfig) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a GGUF file for the tokenizer and the chat template of a run, with their values; and notes for the user.
+    """Return ({GGUF key: value} for the tokenizer and chat template of a run, notes for the user, one sentence each).
 
     Raises:
         UserError: GGUF cannot express the tokenizer.
@@ -87,13 +87,13 @@ def _byte_level(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sentencepiece(content: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
-    """The GGUF keys of a SentencePiece BPE. A token's score is minus the index of the first merge that makes it.
+    """Return {GGUF key: value} for a SentencePiece BPE. A token's score is minus the index of the first merge that makes it.
 
     Raises:
-        NotExpressible: the order of the merges does not follow from one score per token.
+        NotExpressible: one score per token cannot express the order of the merges.
     """
     require_merges(content)
-    added = {token["content"] for token in content["added_tokens"]}  # these are cut out of texts before merges
+    added = {token["content"] for token in content["added_tokens"]}  # added tokens are cut out of texts before merges
     places: dict[str, list[int]] = {token: [] for token in content["model"]["vocab"] if token not in added}
     for place, pair in enumerate(content["model"]["merges"]):
         places.setdefault("".join(pair), []).append(place)

@@ -1,4 +1,4 @@
-"""A decoder of lit_llm for transformers. This file is complete: it needs torch and transformers only.
+"""The decoder of lit_llm for transformers. This file needs only torch and transformers.
 
 Shape letters: B sequences, T positions in the input, S positions in cache and input together, d width, H heads, K heads of
 keys and values, h dimensions of a head, n positions of a convolution, r rotated dimensions of a head, c channels, V vocabulary.
@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class LitLLMConfig(PretrainedConfig):
-    """The settings of `model` in a recipe. `blocks` has for each block: window, rope (whether it is used), rope_theta."""
+    """The model settings of lit_llm. `blocks` has one dict per block: window (positions or None), rope (bool), rope_theta."""
 
     model_type = "lit_llm"
     attribute_map = {  # noqa: RUF012
@@ -25,12 +25,12 @@ class LitLLMConfig(PretrainedConfig):
 
 
 SLOTS = 6
-"""Cache entries of a block: one for keys and values, and one for the inputs of each convolution: of attention, MLP, queries,
-keys and values."""
+"""Number of cache entries of a block: one for keys and values, and one each for the inputs of five convolutions, those of
+attention, MLP, queries, keys and values."""
 
 
 class Norm(nn.Module):
-    """RMSNorm, or LayerNorm without or with a bias."""
+    """RMSNorm if `rms`, else LayerNorm, with or without a bias, over the last dimension, whose size is `width`."""
 
     def __init__(self, config: LitLLMConfig, width: int, *, rms: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Norm(nn.Module):
 
 
 class Convolution(nn.Module):
-    """y_t = x_t + Σ_i w_i x_(t - i), i = 0 … n - 1, by channel. Positions that are masked out count as zero in the sum."""
+    """Causal convolution by channel: y_t = x_t + Σ_i w_i x_(t - i), i = 0 … n - 1. In the sum, masked positions count as 0."""
 
     def __init__(self, positions: int, channels: int, slot: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels * positions))
 
     def forward(self, x: Tensor, seen: Tensor, cache: DynamicCache | None) -> Tensor:
-        """(B, T, c) → (B, T, c). seen: (B, S) bool, false for positions that are masked out."""
+        """Convolve x, (B, T, c) → (B, T, c). seen: (B, S) bool, False if masked. cache: earlier inputs, appended to."""
         length = x.size(1)
         past = x * seen[:, -length:, None].to(x.dtype)
         if cache is not None:
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(config.n_head)) if config.attention_sinks else None
 
     def heads(self, x: Tensor, norm: Norm | None) -> Tensor:
-        """(B, T, heads · h) → (B, heads, T, h), normalised over a head, or over all heads if `norm` is that wide; None: not."""
+        """Split x, (B, T, heads · h) → (B, heads, T, h). A `norm` of width heads · h normalises all heads as one."""
         if norm is not None and norm.weight.numel() == x.size(-1):
             x, norm = norm(x), None
         x = x.unflatten(-1, (-1, self.config.head_dim))
@@ -116,7 +116,7 @@ class Attention(nn.Module):
             scores = torch.cat((scores, sinks), dim=-1)
         weights = scores.softmax(-1)[..., : k.size(2)].to(v.dtype)
         y = weights @ v[:, :, None]  # (B, K, H / K, T, h)
-        if self.config.exclusive_attention:  # remove the part of y along the position's own value
+        if self.config.exclusive_attention:  # remove y's component along the position's own value vector
             mine = own[:, :, None].float()
             square = mine.square().sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
             y = y - ((y.float() * mine).sum(-1, keepdim=True) / square * mine).to(y.dtype)
@@ -124,7 +124,7 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs of dimensions (i, i + r/2) of (B, heads, T, h). cos and sin: (B, 1, T, r/2)."""
+    """Rotate each pair of dimensions (i, i + r/2) of x, (B, heads, T, h). cos and sin of the angles: (B, 1, T, r/2)."""
     half = cos.size(-1)
     first, second, kept = x.split((half, half, x.size(-1) - 2 * half), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, kept), dim=-1).to(x.dtype)
@@ -202,12 +202,12 @@ class LitLLMForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast:
-        """Return logits (B, T, V) in fp32, and with labels (B, T) the loss of the next tokens. Labels of -100 are ignored.
+        """Return logits (B, T, V) in fp32 and, with labels (B, T), the next-token loss in nats. Labels of -100 are ignored.
 
         Args:
-            attention_mask: (B, S), 0 for positions that no position attends to.
-            logits_to_keep: the number of last positions with logits (0: all), or the indices of positions.
-            num_items_in_batch: the divisor of the summed loss; None: the number of labels that count.
+            attention_mask: (B, S), 0 for positions to which no position attends, such as padding.
+            logits_to_keep: for how many last positions to return logits (0: all), or the indices of these positions.
+            num_items_in_batch: the divisor of the summed loss; None: the number of labels other than -100.
 
         Raises:
             ValueError: an argument is not supported, or there are too many positions.

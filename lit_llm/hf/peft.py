@@ -1,8 +1,8 @@
-"""Adapters as the package peft stores them: adapter_config.json and adapter_model.safetensors.
+"""Reads and writes LoRA adapters as the package peft stores them: adapter_config.json and adapter_model.safetensors.
 
-peft uses the layers of transformers, one of which can contain several of our layers (GPT-2's c_attn, Phi-3's qkv_proj). Export
-then makes one adapter of several: A stacks our matrices A, and B is block diagonal. Import gives each of our layers the whole A
-and the layer's own rows of B. Both are exact.
+peft adapts layers of transformers. Such a layer can contain several of our layers (GPT-2's c_attn, Phi-3's qkv_proj). Export
+then makes one adapter of theirs: A stacks the matrices A of our layers, and B is block diagonal. Import gives each of ours
+the whole A and the layer's own rows of B. Both conversions are exact.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "use_rslora": (True, False, None),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),  # other values change the base weights
 }
-"""Key of adapter_config.json → the values that can be imported."""
+"""Key of adapter_config.json → the values of it that can be imported."""
 _FREE = {
     "r", "lora_alpha", "rank_pattern", "alpha_pattern", "lora_dropout", "fan_in_fan_out", "target_modules",
     "exclude_modules", "layers_to_transform", "layers_pattern", "task_type", "auto_mapping", "peft_version", "revision",
     "base_model_name_or_path", "inference_mode", "megatron_core", "qalora_group_size", "ensure_weight_tying", "eva_config",
     "corda_config", "loftq_config", "lora_ga_config",
 }  # fmt: skip
-"""Keys that may have any value: they are read, concern training, or follow from the tensors. Import refuses other keys with a
-value, because they may change what the adapter computes."""
+"""Keys of adapter_config.json that may have any value: import reads them, they concern training, or they follow from tensors.
+A non-empty value of any other key is refused, because it may change what the adapter computes."""
 _MERGE = "merge the adapter with peft (merge_and_unload), save the model, and import that without --init_from"
 
 
@@ -56,17 +56,17 @@ def write_adapter(
     folder: Path,
     dtype: torch.dtype | None = None,
 ) -> int:
-    """Write an adapter that peft loads onto the model of transformers; returns the number of layers that it adapts.
+    """Write an adapter for peft into `folder`; return the number of layers of transformers that it adapts.
 
     Args:
-        adapters: `blocks.….lora_a` (r, i) and `….lora_b` (o, r) by name.
+        adapters: {our name: tensor}: `blocks.….lora_a` (rank, in) and `blocks.….lora_b` (out, rank).
         table: links between our tensors and those of the base model in transformers.
-        shapes: shapes of our weights by name.
+        shapes: our name of a weight → its shape.
         dtype: dtype of the written tensors; None: unchanged.
 
     Raises:
-        UserError: a router or a routed expert has an adapter, or the model has experts and another MLP has an adapter: peft
-            would take it for an adapter of experts.
+        UserError: a router or a routed expert has an adapter; or another MLP of a model with experts has an adapter, which
+            peft would take for an adapter of experts.
     """
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -125,17 +125,17 @@ def write_adapter(
 
 
 def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Size]) -> tuple[LoRAConfig, dict[str, Tensor]]:
-    """The settings and tensors of our adapters from a folder of peft.
+    """Return (our LoRA settings, {our name: tensor}) from a folder of peft.
 
-    All our adapters have one rank and one scale. So a layer of lower rank, or one that peft adapts in other blocks only, is
-    filled up with zeros, and a differing scale is multiplied into B.
+    All our adapters have one rank and one scale. So an adapter of lower rank is padded with zeros, an adapter that only some
+    blocks have is zero in the others, and a differing scale is multiplied into B.
 
     Args:
         table: links between our tensors and those of the base model in transformers.
-        shapes: shapes of our weights by name.
+        shapes: our name of a weight → its shape.
 
     Raises:
-        UserError: the folder is not such an adapter, or it adapts something other than a linear layer of a block.
+        UserError: the folder has no LoRA adapter that can be imported, or adapts anything but linear layers of blocks.
     """
     content = read_object(folder / CONFIG)
     problems = [
@@ -188,7 +188,7 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
 
 
 def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
-    """The shortest endings, in whole components of names, that match all chosen layers and no other one of `every`."""
+    """Return endings of the names `chosen`, in whole components, as short as possible, that no other name of `every` has."""
     chosen = list(chosen)
     endings: list[str] = []
     for name in chosen:
@@ -201,12 +201,12 @@ def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
 
 
 def _kind(layer: str) -> str:
-    """The name of a layer within its block: `blocks.3.mlp.up.` → `mlp.up`."""
+    """Return our name of a layer without the prefix of the block: `mlp.up` for `blocks.3.mlp.up.`."""
     return layer.removesuffix(".").split(".", 2)[2]
 
 
 def _matrices(table: list[Link]) -> list[Link]:
-    """The links of the linear layers in blocks, without routed experts and routers."""
+    """Return the links in `table` of the weights of linear layers in blocks, except routed experts and routers."""
     others = ("_norm.weight", "router.weight")
     return [
         link
@@ -219,7 +219,7 @@ def _matrices(table: list[Link]) -> list[Link]:
 
 
 def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -> float:
-    """The scale of the adapter of the layer `name`: alpha / rank, or alpha / √rank with rsLoRA. Mistakes go to `problems`."""
+    """Return the scale of the adapter of the layer `name`: alpha / rank, or alpha / √rank with rsLoRA. Adds to `problems`."""
     wanted = _of_layer(content, "rank_pattern", "r", name, problems)
     if wanted != rank:
         problems.append(f"{name} has rank {rank}, but 'r' and 'rank_pattern' say {shown(wanted)}")
@@ -231,7 +231,7 @@ def _scale(content: dict[str, Any], name: str, rank: int, problems: list[str]) -
 
 
 def _of_layer(content: dict[str, Any], patterns: str, default: str, name: str, problems: list[str]) -> Any:
-    """The rank or alpha of the layer `name`, from adapter_config.json.
+    """Return the rank or alpha, a JSON value, of the layer `name` in `content`, an adapter_config.json. Adds to `problems`.
 
     The key `patterns` maps regular expressions to numbers: the first one that matches the name, or the end of the name after a
     dot, decides. Without a match, the number is the value of the key `default`.

@@ -1,4 +1,4 @@
-"""Read the weights of a Hugging Face folder: safetensors, or pickles of plain tensors, in one file or several.
+"""Reads the weights of a Hugging Face folder: safetensors, or pickles of plain tensors, in one file or several.
 
 If the model of a folder also reads images, only its text model is imported.
 """
@@ -24,23 +24,23 @@ from lit_llm.models.router import initial_buffers
 CONFIG = "config.json"
 _FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _NOT_WEIGHTS = re.compile(r"(^|\.)((attn|attention)\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
-"""Names of masks and rotary tables in old folders, which are no weights."""
+"""Matches names of masks and rotary tables in old folders, which are not weights."""
 _HEADS = ("lm_head.weight", "embed_out.weight")
-"""Names of the output head in all families. Some folders store it in addition to the embedding that it is tied to."""
+"""Names of the output head in all families. Some folders store a tied head in addition to the embedding."""
 _GEMMA3_SIZES = {
     **{"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
     **{"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072},
 }
 """Default sizes of Gemma3TextConfig. Published files leave out sizes that equal the default."""
 _TEXT_FAMILIES = {"gemma3": ("gemma3_text", _GEMMA3_SIZES)}
-"""`model_type` → (`model_type` of its text model, default values of the sizes that its `text_config` may lack)."""
+"""`model_type` of a model with images → (`model_type` of its text model, defaults for sizes that `text_config` may lack)."""
 _SHARED_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
-"""Keys outside `text_config` that the text model needs."""
+"""Keys at the top level of config.json, outside `text_config`, that the text model needs."""
 _TEXT_PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)language_model\.)")
 
 
 def safetensors() -> Any:
-    """The module `safetensors`, with its submodule `torch`.
+    """Return the module `safetensors`, with its submodule `torch`.
 
     Raises:
         UserError: safetensors is not installed.
@@ -51,7 +51,7 @@ def safetensors() -> Any:
 
 
 def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The config.json of the text model alone; None if the family in `content` has no text model of its own."""
+    """Return the config.json of the text model in a model that also reads images; None if `content` is of another model."""
     family = content.get("model_type")
     text = content.get("text_config")
     if not isinstance(family, str) or family not in _TEXT_FAMILIES or not isinstance(text, dict):
@@ -62,7 +62,7 @@ def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def name_in_text_model(stored: str) -> str | None:
-    """The name that a stored tensor has in a folder of the text model alone; None if the tensor belongs to another part."""
+    """Return the name of the tensor `stored` in a folder of only the text model; None if the text model lacks the tensor."""
     if stored == "lm_head.weight":
         return stored
     match = _TEXT_PREFIX.match(stored)
@@ -70,7 +70,7 @@ def name_in_text_model(stored: str) -> str | None:
 
 
 class WeightFiles:
-    """The tensors of a folder by name, each read on access.
+    """Reader of the tensors of a Hugging Face folder: `weights[name]` reads and returns a tensor.
 
     Args:
         text_only: take only the tensors of the text model, under the names that they have in a folder of that model alone.
@@ -86,7 +86,7 @@ class WeightFiles:
         self.folder = folder
         self._open: dict[Path, Any] = {}
         self.files: dict[str, Path] = {}
-        """Tensor name → file."""
+        """Name of a tensor → the file that has it."""
         if main_file.suffix == ".json":
             names = read_object(main_file).get("weight_map")
             if not isinstance(names, dict):
@@ -108,7 +108,7 @@ class WeightFiles:
             self.files = {name: self.files[stored] for name, stored in self._stored.items()}
 
     def _content(self, file: Path) -> Any:
-        """The content of a file: its tensors by name, memory-mapped if possible. Each file is opened once."""
+        """Return the open safetensors file, or a pickle's {name: tensor}, memory-mapped if possible. Files are opened once."""
         if file not in self._open:
             library = safetensors() if file.suffix == ".safetensors" else None
             with naming(file), library_errors(f"{file} cannot be read. It is damaged or contains more than tensors"):
@@ -142,15 +142,15 @@ def read_weights(
     vocab_size: int,
     unread: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """Our state_dict from the weights of a folder, in the folder's dtype.
+    """Return our state_dict, read from the weights of a folder, in the folder's dtype.
 
-    A tensor that is stored as it is needed stays in its memory-mapped file, so that a model larger than memory can be imported.
-    Each tensor has a storage of its own: saving one saves its values only. The tensors of all experts are copied into one
-    tensor, in memory.
+    A tensor that needs no conversion stays in its memory-mapped file, so that a model larger than memory can be imported. Each
+    tensor has a storage of its own, so that saving a tensor saves no other values. The matrices of all experts are copied into
+    one tensor in memory.
 
     Args:
         table: links between the tensors of the folder and ours.
-        shapes: the shapes of our state_dict. Its vocabulary may be padded; the folder's has `vocab_size` rows.
+        shapes: {our name: shape}. Embedding and head may have padding; in the folder they have `vocab_size` rows.
         unread: prefixes of the names of tensors that are not imported.
 
     Raises:
@@ -211,18 +211,18 @@ def read_weights(
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
-    """The tensor, with a storage that has its values only. A contiguous tensor on the CPU keeps its memory."""
+    """Return a tensor with the same values whose storage has no others. Only a scalar or non-contiguous tensor is copied."""
     if not tensor.is_contiguous() or tensor.dim() == 0:
         return tensor.clone(memory_format=torch.contiguous_format)
-    # torch gives no storage of its own to a part of a mapped file; NumPy does. NumPy has no bfloat16, so it gets bytes.
+    # In torch, a part of a mapped file has the whole file's storage; through NumPy it does not. NumPy lacks bfloat16: bytes.
     return torch.from_numpy(tensor.view(torch.uint8).numpy()).view(tensor.dtype)
 
 
 def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
-    """Raise a UserError with the first five problems, if any: one wrong size affects every layer.
+    """Raise a UserError with the first five of `problems`, if any: one wrong size may give a problem per layer.
 
     Args:
-        file: the file that has all these problems; each sentence begins with its path.
+        file: a file whose path each sentence shall begin with; None: sentences stay as they are.
     """
     if problems:
         said = problems[:5] if file is None else [f"{file}: {problem}" for problem in problems[:5]]
@@ -230,7 +230,7 @@ def refuse_first_five(problems: list[str], file: Path | None = None) -> None:
 
 
 def _stored_name(link: Link, files: dict[str, Path], tied: bool) -> str | None:
-    """The name in the folder of a link's tensor; None if the tensor is missing. Some folders lack the first component of names,
-    or have a tied embedding under the name of the head."""
+    """Return the name of a link's tensor in a folder; None if it is missing. Some folders omit the first component of names,
+    or store a tied embedding under the name of the head."""
     bare, heads = link.theirs.split(".", 1)[1], _HEADS if tied and "embedding.weight" in link.ours else ()
     return next((name for name in (link.theirs, bare, *heads) if name in files), None)

@@ -14,16 +14,16 @@ from lit_llm.models.gpt import GPTConfig, weights_on_meta, without_ahead
 _FILE = Path(__file__).with_name("modeling_lit_llm.py")
 _LACKS = ("moe", "latent", "rope_scaling")
 _MLPS = ("relu2", "gelu", "swiglu", "geglu")
-"""The kinds of MLP that the modelling file has."""
+"""The values of `model.mlp` that the modelling file modeling_lit_llm.py implements."""
 _OTHERWISE = {"window", "rope", "rope_theta", "experts", "partial_rotary_factor", "tie_embeddings"}
-"""Settings that the config.json of the exported folder has in `blocks`, has under another name, or does not need."""
+"""Settings that config.json of the export has in its list `blocks` or under another name, or does not need."""
 
 
 def code_config(config: GPTConfig) -> dict[str, Any]:
-    """The config.json of the exported folder.
+    """Return the content of config.json for an export with the modelling file modeling_lit_llm.py.
 
     Raises:
-        UserError: the modelling file lacks a setting; one sentence for each.
+        UserError: the modelling file does not implement a setting; one sentence for each.
     """
     layers = [config.layer(i) for i in range(config.n_layer)]
     lacks = {name: getattr(config, name) for name in _LACKS}
@@ -46,7 +46,7 @@ def code_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def own_names(config: GPTConfig) -> list[Link]:
-    """Links for the exported folder, whose tensors have our names."""
+    """Return the links of an export with a modelling file: each tensor in the folder is one of our tensors, under our name."""
     return [Link(name, (name,)) for name in without_ahead(weights_on_meta(config), config)]
 
 

@@ -1,4 +1,4 @@
-"""The mapping between the tensors of a Hugging Face folder ("theirs") and ours: one table for both directions."""
+"""Maps the tensors of a Hugging Face folder ("theirs") to the tensors of our model ("ours"), for import and export."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.latent_config import LatentConfig
 
 VOCABULARY = ("embedding.weight", "head.weight")
-"""Our tensors with one row per token id. Ours are padded; the tensors of Hugging Face folders are not."""
+"""Names of our tensors with one row per token id. They may have rows of padding, which Hugging Face folders lack."""
 CHOICE_BIAS = "router.choice_bias"
-"""Ending of the name of a router's bias for the choice of experts."""
+"""Ending of our name of the bias that a router adds to its scores to choose experts."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of the folder, and our tensors that it contains, stacked along the first dimension.
+    """Record: a tensor of a Hugging Face folder (`theirs`) contains our tensors `ours`, stacked along dimension 0.
 
-    One of our tensors can be in two links: import requires both to be equal, export writes both. A bias that we do not have is
-    exported as zero.
+    One of our tensors can be in two links: import requires both of their tensors to be equal, export writes both. A bias that
+    our model lacks is exported as zeros.
     """
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
-    """Whether their matrix is stored as (in, out), for x @ W, as in GPT-2."""
+    """Whether their matrix has the shape (in, out), for x @ W, as in GPT-2; ours is (out, in)."""
     order: tuple[int, ...] | None = None
-    """The numbers of their rows, listed in our order; None if the order is the same. See `rows_by_head`."""
+    """For each row of ours, the index of the same row in their tensor; None if rows have the same order. See `rows_by_head`."""
     expert: int | None = None
-    """The expert whose matrix their tensor is; our tensor has the matrices of all experts. None: it is not of one expert."""
+    """Index of the expert whose matrix their tensor is, while our tensor has those of all experts. None: no single expert's."""
     of_experts: bool = False
-    """Whether their tensor, like ours, has the matrices of all experts. Its outputs are taken from each of our tensors in turn;
-    `transposed` then means each matrix."""
+    """Whether their tensor, like ours, has the matrices of all experts. Its outputs alternate between our tensors: output i is
+    from tensor i modulo their number. `transposed` then means each expert's matrix."""
 
     def shape(self, parts: Sequence[torch.Size]) -> tuple[int, ...]:
-        """The shape of their tensor. `parts`: the shapes of our tensors; with `expert`, those of one expert's matrices."""
+        """Return the shape of the tensor `theirs`. `parts`: shapes of `ours`; if `expert` is set, of one expert's matrices."""
         if self.of_experts:
             experts, *matrix = parts[0]
             matrix[0] *= len(parts)
@@ -48,7 +48,7 @@ class Link:
         return tuple(reversed(whole)) if self.transposed else whole
 
     def split(self, theirs: Tensor, parts: Sequence[torch.Size]) -> list[Tensor]:
-        """Our tensors, of the shapes `parts`, taken out of theirs. They are views where possible."""
+        """Return our tensors, with the shapes `parts`, taken out of the tensor `theirs`; they are views of it if possible."""
         if self.of_experts:
             by_output = theirs.mT if self.transposed else theirs
             return list(by_output.unflatten(1, (-1, len(parts))).unbind(2))
@@ -58,7 +58,7 @@ class Link:
         return list(whole.split([part[0] for part in parts]))
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Their tensor, made of ours. It is a copy."""
+        """Return the tensor of the Hugging Face folder, a copy, made of our tensors `ours`."""
         if self.of_experts:
             by_output = torch.stack(list(ours), dim=2).flatten(1, 2)
             return by_output.mT if self.transposed else by_output
@@ -69,10 +69,11 @@ class Link:
 
 
 def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
-    """`Link.order` of a tensor that is stored head by head, each head with rows of all our tensors.
+    """Return `Link.order` for a tensor in the folder that has, head by head, rows of all our tensors of a link.
 
     Args:
-        parts: for each of our tensors, the numbers of its rows among the rows of one head.
+        heads: number of heads.
+        parts: for each of our tensors, the indices of its rows within the rows of one head in the folder.
     """
     height = sum(map(len, parts))
     return tuple(head * height + row for part in parts for head in range(heads) for row in part)
@@ -81,7 +82,7 @@ def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
 def linear(
     theirs: str, *ours: str, bias: bool, transposed: bool = False, order: tuple[int, ...] | None = None
 ) -> Iterator[Link]:
-    """Yield the links of a linear layer or a norm: its weight, and its bias if there is one. `theirs`, `ours`: layers."""
+    """Yield the links of a linear layer or a norm: its weight and, if `bias`, its bias. `theirs`, `ours`: names of layers."""
     yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, order)
     if bias:
         yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), order=order)
@@ -97,27 +98,27 @@ _NORMS = {
         "post_feedforward_layernorm": "mlp_output_norm",
     },
 }
-"""`norm_position` → {their name of a block's norm: our name}."""
+"""Our setting `norm_position` → {their name of a norm in a block: our name}."""
 _ATTENTION = {"q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("project",)}
 _MLP = {"gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("project",)}
 Names: TypeAlias = Mapping[str, tuple[str, ...]]
-"""Their name of a matrix → our names of the matrices in it."""
+"""Type of a dict: their name of a matrix → our names of the matrices that it contains."""
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """The names that a family has in a block with experts."""
+    """Record of the names that a family of transformers has in a block with experts. `block`: module in place of the MLP."""
 
     block: str = "mlp"
     matrices: Mapping[str, str] = field(default_factory=lambda: {"gate_proj": "gate", "up_proj": "up", "down_proj": "project"})
-    """Their name of each matrix of an expert → our name."""
+    """Their name of each matrix of an expert → our name of it."""
     choice_bias: str | None = None
-    """Their name of the bias for the choice of experts. None: the family has no such bias."""
+    """Their name of the bias that the router adds to choose experts. None: the family has no such bias."""
     in_one: bool = False
-    """Whether each tensor has the matrices or the biases of all experts, under the names of GPT-OSS."""
+    """Whether one tensor of theirs has the matrices or biases of all experts, under the names of GPT-OSS."""
 
     def links(self, config: GPTConfig, a: str, b: str) -> Iterator[Link]:
-        """Yield the links of the router and the experts of a block. `a` and `b`: the prefixes of their names and of ours."""
+        """Yield the links of the router and the experts of a block. `a`: prefix of their names; `b`: prefix of our names."""
         moe, a = config.moe, f"{a}.{self.block}"
         assert moe is not None
         if self.in_one:
@@ -139,9 +140,9 @@ class ExpertNames:
 
 
 def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -> Iterator[Link]:
-    """Yield the links of DeepSeek's attention. `a` and `b`: the prefixes of their names and of ours.
+    """Yield the links of DeepSeek's latent attention. `a`: prefix of their names; `b`: prefix of our names.
 
-    In a head of theirs, rotated rows come last, in neighbouring pairs; in a head of ours they come first, in two halves.
+    In each head in the folder, rotated rows come last, in adjacent pairs; in our heads, they come first, in two halves.
     """
     plain, rotated, heads = latent.nope_head_dim, latent.rope_head_dim, config.n_head
     halves = [*range(0, rotated, 2), *range(1, rotated, 2)]
@@ -167,9 +168,9 @@ def decoder(
     """Yield the links of a decoder, without its output head, under the names that most families since LLaMA use.
 
     Args:
-        attention: names of the matrices of attention, without a prefix.
-        mlp: names of the matrices of an MLP, without a prefix.
-        experts: the names in blocks with experts. None: `ExpertNames()`.
+        attention: their names of the matrices of attention, without prefix → our names.
+        mlp: their names of the matrices of an MLP, without prefix → our names.
+        experts: their names in blocks with experts. None: `ExpertNames()`.
     """
     norm_bias = config.norm == "layernorm" and config.has_bias("norm")
     yield Link("model.embed_tokens.weight", ("embedding.weight",))

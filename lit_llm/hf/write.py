@@ -1,4 +1,4 @@
-"""Write weights (safetensors) as `transformers` loads them."""
+"""Writes the weights of a model as safetensors files, under the names that transformers loads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def write_weights(
     dtype: torch.dtype | None,
     max_bytes: float,
 ) -> None:
-    """Write our state_dict under the names of transformers.
+    """Write our state_dict as safetensors into `folder`, under the names of transformers.
 
-    The file is `model.safetensors`. If it would exceed `max_bytes`, several files and an index are written instead. Only one
-    file at a time is in memory.
+    The file is `model.safetensors`. If it would exceed `max_bytes` bytes, several files and an index are written instead. Only
+    the tensors of one file are in memory at a time.
 
     Args:
         table: links between our tensors and transformers' tensors.
-        vocab_size: number of rows of embedding and head to write; the padding after them is left out.
+        vocab_size: number of rows of embedding and head to write. Further rows are padding.
         dtype: dtype of the written tensors. None: unchanged.
     """
     files: list[list[Link]] = [[]]
@@ -69,7 +69,7 @@ def _parts(state: dict[str, Tensor], link: Link, vocab_size: int) -> list[Tensor
 
 
 def joined(state: dict[str, Tensor], link: Link, vocab_size: int) -> Tensor:
-    """The tensor of transformers for a link, a copy of ours in `state`, so that no two share memory. A missing bias is zero."""
+    """Return transformers' tensor for a link, a copy made of our tensors in `state`. A bias that our model lacks is zero."""
     return link.join(_parts(state, link, vocab_size))
 
 

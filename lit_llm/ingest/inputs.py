@@ -1,4 +1,4 @@
-"""The inputs to tokenise: whole sources, or parts of plain text files. An input has one split, or each document has its own."""
+"""The inputs to tokenise: whole sources, or parts of plain text files. All documents of an input may have the same split."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lit_llm.ingest.readers import ReadSettings
 from lit_llm.ingest.source import Source
 
 JOB_BYTES = 2**24
-"""About the size of a job in bytes: consecutive small inputs are tokenised as one job, so that small files cost little."""
+"""The approximate size of a job in bytes. Consecutive small inputs are tokenised as one job, so small files cost little."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A source (a file or a shard of a dataset), or the bytes [start, stop) of a plain text file."""
+    """Record of an input to tokenise: a source (file, or shard of a dataset), or the bytes [start, stop) of plain text."""
 
     source: Source
     split: str | None
@@ -30,7 +30,7 @@ class Input:
 
     @classmethod
     def of_file(cls, path: Path, split: str) -> Input:
-        """A plain text file of this machine, read whole."""
+        """Make the input for a whole plain text file of this machine, whose documents all belong to ``split``."""
         return cls(Source.local(path), split, ReadSettings(format="text"))
 
     @property
@@ -39,7 +39,7 @@ class Input:
         return (self.source.size if self.stop is None else self.stop) - self.start
 
     def identity(self) -> list[str | int | None]:
-        """Values for a cache key: they differ if the documents of the input, or the split of a document, can differ."""
+        """Values for a cache key. The values of two inputs differ if their documents, or a document's split, may differ."""
         source, read = self.source, self.settings
         path = os.path.abspath(source.path) if source.is_local else source.path
         return [path, source.size, source.version, self.split, *read.identity(), self.start, self.stop]
@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Job:
-    """Inputs that one worker tokenises, one after the other."""
+    """Record of inputs that one worker tokenises, one after the other."""
 
     inputs: tuple[Input, ...]
 
@@ -56,7 +56,7 @@ class Job:
         return sum(part.size for part in self.inputs)
 
     def key(self, settings: Iterable[str]) -> str:
-        """The name of the job's files, a hash of its inputs and of ``settings``, on which the job's result also depends."""
+        """The name of the files with the job's result: a hash of the inputs, and of ``settings`` that the result depends on."""
         content = [[part.identity() for part in self.inputs], list(settings)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 

@@ -1,14 +1,14 @@
-"""Find training documents that nearly repeat a held-out one.
+"""Find training documents that nearly repeat a held-out document.
 
 A document is normalised (ASCII lower case, no whitespace) and cut into shingles: every window of ``SHINGLE_BYTES`` bytes. One
-in ``SAMPLING`` shingles is compared: those with the smallest hashes, which are the same shingles in every document. The sketch
-of a held-out document is its ``SKETCH_HASHES`` smallest hashes, a random sample of its shingles (bottom-k: Broder 1997).
+in ``SAMPLING`` shingles is compared: a shingle whose hash is below a fixed limit, in every document. The sketch of a held-out
+document is its ``SKETCH_HASHES`` smallest hashes, a random sample of its shingles (bottom-k: Broder 1997).
 
 A training document is a near-duplicate if it contains at least ``CONTAINED`` of a held-out document, and this text is at least
-``SHARE`` of the training document. So a copy with some words changed is found, also inside a text up to five times as long. A
-long document that only has a licence in common with a short one is not. Equal documents are always found, whatever their
-length. Results do not depend on the order of documents or on how they are cut into pieces. The values were chosen with
-``benchmarks/near_duplicates.py``.
+``SHARE`` of the training document. So a copy with some words changed is a near-duplicate, also inside a text up to five times
+as long. A long document that only has a licence in common with a short document is not. Equal documents of any length are near-
+duplicates. Results do not depend on the order of documents or on how documents are cut into pieces. The values were chosen
+with ``benchmarks/near_duplicates.py``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SAMPLING = 8
 SKETCH_HASHES = 64
 CONTAINED = 0.5
 SHARE = 0.2
-_MOST_HASHES = 2**21  # hashes in an index, as long as each document keeps 8: 24 MB
-_FEWEST_HASHES = 8  # hashes of a document; one with fewer is compared only as a whole
-_TABLE_PER_HASH = 64  # entries of the look-up table for each hash: about one unknown shingle in 64 passes it
+_MOST_HASHES = 2**21  # the most hashes in an index, as long as each document keeps 8: 24 MB
+_FEWEST_HASHES = 8  # a document with fewer hashes is compared only as a whole
+_TABLE_PER_HASH = 64  # entries of the look-up table for each hash: about one unknown shingle in 64 passes the table
 _CHUNK = 2**15  # bytes hashed at once, so that the arrays stay in the cache of a core
 _LOWER = bytes(range(256)).lower()
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93], dtype=np.uint64)  # odd
@@ -35,12 +35,12 @@ _SAMPLED = np.uint64(2**64 // SAMPLING)
 
 
 class HashIndex:
-    """An index of hashes that finds the documents which have them. Memory: 12 bytes for each hash, and the look-up table.
+    """An index that finds the documents with given hashes. Memory: 12 bytes for each hash, and the look-up table.
 
     Args:
-        hashes: (n,) uint64, sorted. A hash that two documents have is there twice.
-        documents: (n,) int32: the document that has each hash.
-        table_per_hash: entries of the look-up table for each hash. If it is n, the table lets one in n unknown hashes pass.
+        hashes: (n,) uint64, sorted. A hash that two documents have occurs twice.
+        documents: (n,) int32: for each hash, the number of the document that has the hash.
+        table_per_hash: entries of the look-up table for each hash. With k entries, one in k unknown hashes passes the table.
     """
 
     def __init__(self, hashes: np.ndarray, documents: np.ndarray, *, table_per_hash: int) -> None:
@@ -51,7 +51,7 @@ class HashIndex:
         self.table[(hashes & self._mask).view(np.int64)] = True
 
     def known(self, hashes: np.ndarray) -> np.ndarray:
-        """Those of ``hashes`` (n,) that at least one document of the index has: (m,)."""
+        """The hashes (m,) among ``hashes`` (n,) that at least one document of the index has."""
         possible = hashes[self.table.take((hashes & self._mask).view(np.int64))]
         if not possible.size:
             return possible
@@ -60,7 +60,7 @@ class HashIndex:
         return possible[self.hashes[places] == possible]
 
     def documents_with(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The documents (m,) that have any of the distinct ``hashes`` (n,), and how many of these hashes each has (m,)."""
+        """Numbers (m,) of the documents with any of the distinct ``hashes`` (n,), and how many of the hashes each has (m,)."""
         first, last = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
         documents = [self.documents[a:b] for a, b in zip(first, last, strict=True)]
         return np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
@@ -88,15 +88,16 @@ class Sketcher:
             self._smallest = np.unique(np.concatenate([self._smallest, hashes]))[:SKETCH_HASHES]
 
     def sketch(self) -> np.ndarray:
-        """(2 + k,) uint64, k <= ``SKETCH_HASHES``: size in bytes, hash of the text, and the smallest hashes, sorted."""
+        """The sketch of the document, (2 + k,) uint64: size in bytes and hash of the normalised text, and the k smallest hashes
+        of shingles, sorted; k is at most ``SKETCH_HASHES``."""
         return np.concatenate([np.array([self._text.size, self._text.whole()], dtype=np.uint64), self._smallest])
 
 
 class HeldOutIndex(HashIndex):
-    """The sketches of all held-out documents.
+    """An index of the sketches of all held-out documents.
 
-    With more than 32,768 documents, fewer than ``SKETCH_HASHES`` hashes of each are kept, but at least 8. A document with 8
-    hashes takes 112 bytes.
+    With more than 32,768 documents, the index has fewer than ``SKETCH_HASHES`` hashes of each document, but at least 8. A
+    document with 8 hashes takes 112 bytes.
 
     Args:
         sketches: the results of ``Sketcher.sketch`` for the documents.
@@ -142,8 +143,8 @@ class Checker:
         return bool(self._text.size and place < len(wholes) and wholes[place] == whole)
 
     def contained(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers (m,) of held-out documents that share hashes with the training document, and what share (m,) of each
-        held-out document's hashes the training document has."""
+        """The numbers (m,) of the held-out documents that have hashes in common with the training document, and for each (m,)
+        the share of this held-out document's hashes that the training document has."""
         index = self._index
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *self._hashes]))
         named, counts = index.documents_with(hashes)
@@ -151,7 +152,7 @@ class Checker:
 
     @property
     def duplicate(self) -> bool:
-        """Whether the document is a near-duplicate of a held-out document, as this module's docstring defines it."""
+        """Whether the training document nearly repeats a held-out document; the module's docstring defines the rule."""
         if self.equal:
             return True
         named, parts = self.contained()
@@ -164,11 +165,11 @@ class _Text:
 
     def __init__(self) -> None:
         self.size = 0
-        self._tail = b""  # the start of shingles that are not complete
+        self._tail = b""  # the last bytes of the text so far, with which incomplete shingles start
         self._whole = hashlib.blake2b(digest_size=8)
 
     def add(self, piece: bytes) -> Iterator[np.ndarray]:
-        """Yield, in arrays (n,) uint64, the sampled hashes of the shingles that end in ``piece``."""
+        """Add ``piece`` to the text, and yield, in arrays (n,) uint64, the sampled hashes of the shingles that end in it."""
         added = piece.translate(_LOWER, delete=b" \t\n\r\f\v")
         self.size += len(added)
         self._whole.update(added)

@@ -17,9 +17,9 @@ from lit_llm.ingest.source import Source, changed, is_http, public_name, state_o
 
 Result = TypeVar("Result")
 
-BLOCK_BYTES = 2**23  # bytes of a request, whose overhead takes as long as the transfer of about a megabyte
+BLOCK_BYTES = 2**23  # bytes per request: the overhead of a request takes as long as the transfer of about a megabyte
 _BUFFER_BYTES = 2**18
-_ATTEMPTS, _FIRST_PAUSE = 5, 0.5  # attempts until a byte arrives; seconds of the first pause, each next one is twice as long
+_ATTEMPTS, _FIRST_PAUSE = 5, 0.5  # attempts until a byte arrives; seconds of the first pause, which doubles each time
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5, 20
 _VERSION_KEYS = (
     "ETag", "etag", "generation", "blob_id", "checksum", "md5Hash", "content_md5", "Content-MD5", "Digest",
@@ -50,7 +50,8 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _package(protocol: str, error: ImportError) -> str:
-    """The package to install for a protocol: the one with its file system or, if fsspec has it, the one that it imports."""
+    """The name of the package to install for a protocol: the package with the protocol's file system or, if fsspec has the file
+    system, the package that could not be imported."""
     from fsspec.registry import known_implementations
 
     package = re.split("[.:]", known_implementations[protocol]["class"])[0]
@@ -67,7 +68,7 @@ def _is_address(url: str) -> bool:
 
 
 def version(info: Mapping[str, Any]) -> str:
-    """A checksum, ETag or modification time from ``info``, what a server says about a file; "" if it says none of these."""
+    """The checksum, ETag or modification time in ``info``, a server's description of a file; "" if ``info`` has none."""
     return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
 
 
@@ -93,7 +94,7 @@ def open_source(source: Source) -> BinaryIO:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Options for fsspec: timeouts of seconds instead of minutes, and no decompression of the content on its way."""
+    """Options of fsspec for a URL: timeouts of seconds (fsspec's own: minutes), and for HTTP no decompression of content."""
     protocol = urlsplit(url).scheme.lower()
     if is_http(url):
         aiohttp = need("aiohttp", what=public_name(url))
@@ -117,7 +118,7 @@ def _options(url: str) -> dict[str, Any]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A remote file that is read in order. If the connection breaks, the file is opened again at the byte reached."""
+    """A remote file that is read in order. If the connection breaks, the file is opened again at the next byte to read."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
@@ -190,7 +191,7 @@ class _RemoteFile(io.RawIOBase):
             raise changed(self._source)
 
     def _open(self) -> None:
-        """Open the file at the byte up to which it was read."""
+        """Open the remote file at the next byte to read."""
         if self._http:
             return self._open_stream()
         self._file = self._fs.open(self._path, "rb", block_size=BLOCK_BYTES)
@@ -198,7 +199,8 @@ class _RemoteFile(io.RawIOBase):
             self._file.seek(self._position)
 
     def _open_stream(self) -> None:
-        """Request the rest of the file from an HTTP server, as one answer. Not every server can send a part of a file."""
+        """Request the rest of the file from an HTTP server, as one answer. Raises a UserError if the server cannot send
+        the rest alone, or the file has changed."""
         headers = {"Accept-Encoding": "identity"}
         if self._position:
             headers["Range"] = f"bytes={self._position}-"

@@ -1,4 +1,4 @@
-"""The files that a user's paths and URLs name, with their sizes and versions. Their content is not read."""
+"""Find the files that a user's paths and URLs name, with their sizes and versions. The content of the files is not read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 def dataset_files(folder: Path) -> list[Path] | None:
-    """The Arrow files of a dataset that `Dataset.save_to_disk` wrote, in order; None if the folder is something else.
+    """The Arrow files, in order, of a folder that `Dataset.save_to_disk` wrote; None for any other folder.
 
     Raises:
         UserError: The folder has several splits, lacks files, or has an indices mapping, which reorders its rows.
@@ -66,34 +66,34 @@ def _several_splits(folder: Path) -> UserError:
 
 
 def is_report(path: str, exists: Callable[[str], bool]) -> bool:
-    """Whether ``path`` is a report that `clean` wrote beside its documents. ``exists`` says if another path exists."""
+    """Whether ``path`` is a report that `clean` wrote beside its documents. ``exists``: returns whether a path exists."""
     folder, slash, name = path.rpartition("/")
     return name in CLEAN_REPORTS and all(exists(folder + slash + each) for each in (*CLEAN_REPORTS, "part-00000.jsonl"))
 
 
 class MissingFiles(str):
-    """A problem with a path that matches no file on this machine.
+    """The sentence about a path that matches no file on this machine.
 
-    `fit` refuses to start, as with any other problem. `plan` needs no data, so it goes on without the size of the dataset.
+    The class tells it from other problems: `fit` refuses both, but `plan` goes on without the size of missing data.
     """
 
 
 def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list[Path], list[str]]:
-    """Files that ``patterns`` name, each once, in the order of the patterns; the matches of one pattern are sorted.
+    """List the local files that ``patterns`` name, each once, in the order of the patterns; a pattern's matches are sorted.
 
     A pattern is a file, a glob (``**`` descends into folders), or, with ``folders``, a folder. A folder stands for every
     file below it that is not hidden and not inside a hidden folder. A dataset that `Dataset.save_to_disk` wrote stands for its
     Arrow files. The reports of `clean`, and empty files matched by a glob or a folder, are left out.
 
     Args:
-        flag: the option that holds the patterns; problems name it.
+        flag: the command-line option with the patterns, for the sentences about problems.
         folders: whether a folder is allowed.
 
     Returns:
-        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches the pattern. A
+        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if no file matches the pattern. A
         file that is given twice, also through a link, is a problem too.
     """
-    files: dict[Path, os.stat_result] = {}  # each is looked up once: there may be many thousands, on a busy file system
+    files: dict[Path, os.stat_result] = {}  # the status of a file is read once: there may be many thousands of files
     problems: list[str] = []
     given = [patterns] if isinstance(patterns, str) else patterns
     if not given:
@@ -116,13 +116,13 @@ def expand(patterns: str | list[str], *, flag: str, folders: bool) -> tuple[list
 
 
 def same_files(ours: Iterable[Path], others: Iterable[Path]) -> list[tuple[Path, Path]]:
-    """Pairs of a path of ``ours`` and a path of ``others`` that lead to the same file, also by symbolic or hard links."""
+    """Pairs of a path in ``ours`` and a path in ``others`` that lead to the same file, also by symbolic or hard links."""
     known = {_identity(os.stat(path)): path for path in ours}
     return [(known[identity], path) for path in others if (identity := _identity(os.stat(path))) in known]
 
 
 def _given_twice(files: Mapping[Path, os.stat_result], given: list[str], flag: str) -> list[str]:
-    """A sentence for the first file that is named twice: by the same path, or by two paths or links; else no sentence."""
+    """A list with a sentence about the first file that is named twice, by one path or by two paths or links; else empty."""
     for name, count in Counter(str(Path(pattern)) for pattern in given if pattern).items():
         if count > 1:
             return [f"{name} is given twice: remove it once ({flag})."]
@@ -150,7 +150,7 @@ def _file_status(path: Path) -> os.stat_result | None:
 
 
 def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.stat_result], str | None]:
-    """The files of one pattern with their status, and a sentence if the pattern cannot be used."""
+    """File → its status, for the files that match one pattern; and a sentence if the pattern cannot be used, else None."""
     path = Path(pattern).expanduser()
     if (status := _file_status(path)) is not None:
         return {path: status}, None if status.st_size else f"{pattern} is empty: give a file with content ({flag})."
@@ -172,7 +172,7 @@ def _glob(pattern: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """The files below a folder, sorted. Of a dataset that `save_to_disk` wrote, only the files with rows are listed."""
+    """The files below a folder that are not hidden, sorted. Of a dataset of `save_to_disk`, only the Arrow files are listed."""
     files = sorted(file for file in folder.rglob("*") if not any(p[0] == "." for p in file.relative_to(folder).parts))
     for place in [file.parent for file in files if file.name in (_SPLITS_FILE, _STATE_FILE)]:
         with_rows = dataset_files(place)
@@ -182,7 +182,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source], list[str]]:
-    """The files that ``patterns`` name, each once: first the files of this machine, then remote files.
+    """List the files that ``patterns`` name, each once: first the files on this machine, then remote files.
 
     A pattern is a file, a folder or a glob, on this machine (``expand``) or as a URL (s3://, gs://, hf://, https:// or another
     protocol of fsspec), or a dataset of the Hugging Face hub (hub:OWNER/NAME, see ``readers.hub``). Local files,
@@ -190,11 +190,11 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
     of a folder or glob are left out.
 
     Args:
-        flag: the option that holds the patterns; problems name it.
+        flag: the command-line option with the patterns, for the sentences about problems.
 
     Returns:
-        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if nothing matches the
-        pattern, or if this machine cannot list its files.
+        The files, and one sentence for each pattern that cannot be used: a ``MissingFiles`` if no file matches the
+        pattern, or if this machine cannot list the pattern's files.
     """
     given = [patterns] if isinstance(patterns, str) else patterns
     remote = [pattern for pattern in given if is_url(pattern) or pattern.startswith(HUB)]
@@ -220,11 +220,11 @@ def list_sources(patterns: str | list[str], *, flag: str) -> tuple[list[Source],
 
 
 def _list_remote(pattern: str) -> list[Source]:
-    """The files of one URL, sorted.
+    """The files that one URL names (a file, a folder or a glob), sorted.
 
     Raises:
         UserError: The protocol cannot be used, or the file is empty.
-        Exception: Another error of fsspec, such as a refusal by the server. ``remote_errors`` makes a sentence of it.
+        Exception: Another error of fsspec, such as a refusal by the server, which ``remote_errors`` turns into a sentence.
     """
     fs, path = file_system(pattern)
     http = is_http(pattern)

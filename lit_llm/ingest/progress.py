@@ -17,15 +17,15 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 Report = Callable[[int, int], None]
-"""A function to call with two numbers since its last call: bytes read of sources, and bytes of the text in them."""
-_REPORT_BYTES = 2**19  # of text, between two reports
+"""A function that takes two numbers since its last call: bytes of sources that were read, and bytes of the text in them."""
+_REPORT_BYTES = 2**19  # the number of bytes of text between two reports
 
 
 class Reading:
-    """Reports how far an input was read, each time that ``_REPORT_BYTES`` of its text have been read.
+    """Reports the progress of reading an input, after every ``_REPORT_BYTES`` of the input's text.
 
     Args:
-        report: called with the bytes of the source and of text since the last report.
+        report: called with the bytes of the source and the bytes of text that were read since the last report.
         start: the first byte of the source that is read.
     """
 
@@ -39,7 +39,7 @@ class Reading:
             self.end(position)
 
     def end(self, position: int) -> None:
-        """Report what was read since the last report. ``position``: the byte up to which the source has been read."""
+        """Report the bytes since the last report. ``position``: the byte up to which the source has been read."""
         self._report(max(0, position - self._position), self._text)
         self._position, self._text = max(position, self._position), 0
 
@@ -56,19 +56,19 @@ class ProgressLog:
         self._console = Console(stderr=True)
 
     def note(self, text: str) -> None:
-        """Write a line with the time to the log file."""
+        """Append a line with the present time and ``text`` to the log file."""
         if self._log is not None:
             with naming(self._log), open(self._log, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @contextlib.contextmanager
     def stage(self, title: str, *, total: int, done: int = 0, unit: str = "MB of text") -> Iterator[Report]:
-        """Yield the `Report` of one stage of the work.
+        """Context manager around one stage of the work. Yields the `Report` function, which shows progress with name ``title``.
 
         Args:
             total: bytes of all sources. A source of unknown size counts as 0.
             done: how many of these bytes an earlier run has read.
-            unit: unit of the report's second number, in the lines of the log.
+            unit: the unit of the second argument of the `Report`, for the lines of the log.
         """
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
         with Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:

@@ -1,4 +1,4 @@
-"""Judge errors of remote files: whether another attempt may succeed, and one sentence about what is wrong.
+"""Interpret errors of remote files: whether another attempt may succeed, and one sentence for the user about the cause.
 
 Each service has exceptions of its own, and fsspec passes most of them on. The names of the exceptions' classes and the HTTP
 status tell what an error means, so that no service's package must be imported to recognise its errors.
@@ -30,13 +30,13 @@ _LOG_IN = {
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether another attempt may succeed: the connection broke, or the server cannot answer now."""
+    """Whether another attempt may succeed after ``error``: the connection broke, or the server cannot answer now."""
     return _meaning(error) == "broken"
 
 
 @contextlib.contextmanager
 def one_sentence(path: str) -> Iterator[None]:
-    """Turn an error of reading the URL ``path`` in the ``with`` block into one sentence. Other errors, such as bugs, stay.
+    """A context manager that turns an error of reading the URL ``path`` into one sentence. Other errors, as bugs, pass through.
 
     Raises:
         UserError: The network or the server fails, access is denied, or the file is missing or has changed.
@@ -63,7 +63,7 @@ def one_sentence(path: str) -> Iterator[None]:
 
 
 def _meaning(error: BaseException) -> str | None:
-    """What an error means: a key of the sentences in `one_sentence`; None if the error is something else, such as a bug."""
+    """The cause of an error of a remote file: "missing", "denied", "broken", "changed" or "refused"; None for other errors."""
     for link in reversed(list(_chain(error))):  # fsspec turns most errors of HTTP into FileNotFoundError
         names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(link).__mro__]
         if reason := next((meaning for meaning, name in _CLASSES.items() if any(map(name.search, names))), None):
@@ -84,7 +84,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The status of an HTTP answer that an exception carries."""
+    """The HTTP status, from 300 to 599, of the server's answer in an exception; None if the exception has none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -1,10 +1,10 @@
-"""Read the documents of an input, and decide where each goes: training, held out, or nowhere.
+"""Read the documents of an input, and decide for each document: it is trained on, held out for validation, or left out.
 
 Three rules choose the text that is held out for validation:
 
-- From ten or more plain text files on this machine, whole files are held out, chosen by a hash of their names.
-- From fewer such files, the end of each file is held out.
-- From all other files, documents are held out by a hash of their text, so that equal documents are on the same side.
+- Of ten or more plain text files on this machine, whole files are held out, chosen by a hash of their names.
+- Of fewer plain text files, the end of each file is held out.
+- Of all other files, documents are held out by a hash of their text, so that equal documents are in the same split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lit_llm.ingest.readers import DocumentReader
 
 MIN_FILES_TO_HOLD_OUT = 10
 
-_LONGEST_LINE = 2**20  # how many bytes to search for a line end
+_LONGEST_LINE = 2**20  # the most bytes that are searched for a line end
 
 
 def path_hash(tail: str) -> float:
@@ -37,7 +37,7 @@ def text_hash(text: bytes) -> float:
 
 
 def hold_out(files: Sequence[Input], fraction: float) -> list[Input]:
-    """Split plain text files of this machine into "train" and "val", the latter about ``fraction`` of all bytes.
+    """Split local plain text files into "train" and "val". About ``fraction`` of all bytes are "val".
 
     With ten files or more, whole files are held out in the order of a hash of their last two path components until the
     fraction is reached. Files that would exceed twice the fraction are skipped. With fewer files, or if no file is held out,
@@ -64,8 +64,8 @@ def hold_out(files: Sequence[Input], fraction: float) -> list[Input]:
 
 
 def _tail_cut(file: Input, fraction: float) -> int:
-    """The byte where a file's held-out end starts: after the first line end in its last ``fraction``. If no line end is
-    near, it is the start of a character."""
+    """The byte at which a file's held-out end starts: after the first line end in the last ``fraction`` of the file or, if no
+    line end is near, at the start of a character."""
     size = file.source.size
     wanted = size - round(size * fraction)
     before = max(wanted - 1, 0)  # a line may end exactly there
@@ -80,19 +80,19 @@ def _tail_cut(file: Input, fraction: float) -> int:
 
 
 class SelectedPiece(NamedTuple):
-    """A piece of a document, and the split to which the document belongs. ``first`` and ``last``: its place in the document."""
+    """Record of a document's piece and the document's split. ``first``, ``last``: whether it begins, or ends, the document."""
 
     text: bytes
     split: str
     first: bool
     last: bool
     repeats_held_out: bool
-    """Whether the document is a training document that nearly repeats a held-out one. Only its last piece can say True."""
+    """Whether a training document nearly repeats a held-out document. True only in the last piece of the document."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rules that decide which documents are held out or left out. The order of documents does not matter."""
+    """The rules that decide which documents are held out, and which are left out, independently of the documents' order."""
 
     hold_out_below: float = 0.0
     """Documents of inputs without a split are held out if `text_hash` of their text is below this number."""
@@ -100,16 +100,16 @@ class Selection:
     """The documents that training documents must not repeat. None: training documents are not compared."""
 
     def identity(self) -> list[str]:
-        """Values for a cache key: they differ if a document can belong to another split, or be left out."""
+        """Values for a cache key. The values of two selections differ if they can treat a document differently."""
         return [repr(self.hold_out_below), "" if self.held_out is None else self.held_out.identity()]
 
     def pieces(
         self, part: Input, report: Report = lambda source, text: None, skipped: Callable[[int], None] = lambda documents: None
     ) -> Iterator[SelectedPiece]:
-        """Yield the pieces of the documents of an input.
+        """Yield the pieces of the documents of an input, each with the split of its document.
 
         Args:
-            report: called now and then with the bytes of the source and of text that were read.
+            report: called now and then with the bytes of the source, and of text, that were read since the last call.
             skipped: called once, at the end, with the number of the input's documents without text.
         """
         compare = self.held_out is not None and part.start == 0 and part.stop is None

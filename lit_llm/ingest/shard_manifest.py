@@ -1,4 +1,4 @@
-"""``meta.json`` lists the content of a folder of token shards, with a hash of every shard. It is written after the shards."""
+"""The manifest ``meta.json`` of a folder of token shards, which lists all shards with their hashes and is written last."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lit_llm.core.errors import UserError
 
 META_FILE = "meta.json"
 FORMAT = 3
-"""The format that is written and read. A meta.json without "format" is another program's, and is ignored."""
+"""The version of meta.json that is written and read. A meta.json without the key "format" is another program's: ignored."""
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """What the manifest says of one shard."""
+    """The manifest's record of one shard."""
 
     file: str
     """The name of the shard's file in the folder."""
@@ -28,37 +28,37 @@ class ShardInfo:
     max_id: int
     """The largest token id in this shard."""
     blake2b: str
-    """Hash of the file's bytes after the header; 16 bytes, as hex."""
+    """BLAKE2b hash of the shard file's bytes after the header: 16 bytes, as hex."""
     mask_blake2b: str | None = None
-    """Hash of the file that says which tokens are targets; None without such a file."""
+    """BLAKE2b hash of the mask file, which says which tokens are targets; None without a mask file."""
     docs_blake2b: str | None = None
-    """Hash of the file with the ends of the documents; None without such a file."""
+    """BLAKE2b hash of the ``.docs`` file with the ends of the documents; None without a ``.docs`` file."""
 
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """What the manifest says of one split, such as "train"."""
+    """The manifest's record of one split, such as "train"."""
 
     documents: int
     bytes: int
     tokens: int
     unknown_tokens: int
-    """Tokens that stand for text outside the vocabulary."""
+    """The number of tokens that stand for characters outside the vocabulary."""
     token_bytes: int
-    """Sum of ``Tokenizer.token_bytes`` without the unknown tokens. It may differ from ``bytes`` if a tokenizer changes text."""
+    """The sum of ``Tokenizer.token_bytes`` over all tokens but unknown ones. Not ``bytes`` if the tokenizer changes text."""
     tokens_blake2b: str
-    """Hash of all ids as little-endian uint32, which does not depend on the size of the shards; 16 bytes, as hex."""
+    """BLAKE2b hash of the split's ids as little-endian uint32, independent of the size of shards: 16 bytes, as hex."""
     shards: tuple[ShardInfo, ...]
     """The split's shards, in the order of their tokens."""
     targets: int | None = None
-    """Number of tokens that are targets; None without masks, when every token is a target."""
+    """The number of tokens that are targets; None without masks: then every token is a target."""
     mask_blake2b: str | None = None
-    """Hash of the masks of all tokens, which does not depend on the size of the shards; None without masks."""
+    """BLAKE2b hash of the masks of all tokens, independent of the size of shards; None without masks."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of ``meta.json``."""
+    """Record of the content of ``meta.json``, which describes a folder of token shards."""
 
     tokenizer: str
     """``Tokenizer.identity()`` of the tokenizer that is saved beside the manifest."""
@@ -69,11 +69,11 @@ class Manifest:
     """The id that ends every document; None: no id does."""
     splits: dict[str, SplitInfo]
     pairs: bool | None = None
-    """Whether documents are pairs of a chosen and a rejected answer, one after the other. None: they are not."""
+    """Whether documents are preference pairs: a chosen and then a rejected answer. None means no."""
 
     @property
     def ends_open(self) -> bool:
-        """Whether documents end with an id and begin with none, so that the id that ends a document can open the next one."""
+        """Whether documents end with an id (EOS) and begin with none (no BOS), so that an EOS can open the next document."""
         return self.eos_id is not None and self.bos_id is None
 
     def write(self, folder: Path) -> None:
@@ -90,12 +90,12 @@ class Manifest:
         return {shard.file: shard for split in self.splits.values() for shard in split.shards}
 
     def split_with(self, files: Sequence[str]) -> SplitInfo | None:
-        """The split that consists of exactly the shards ``files``, in this order; None if there is none."""
+        """The record of the split that has exactly the shards ``files``, in this order; None if no split has."""
         return next((split for split in self.splits.values() if [shard.file for shard in split.shards] == files), None)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """The manifest of ``folder``; None if the folder has none.
+        """Read the manifest of ``folder``; None if the folder has no manifest of lit_llm.
 
         Raises:
             UserError: if the manifest is damaged, cannot be read or has another format.
@@ -122,7 +122,7 @@ class Manifest:
 
 
 class Unexpected(Exception):
-    """A value does not fit its type. The message says which value."""
+    """The error of `from_json` for a value that does not fit its type. The message names the value."""
 
 
 def _damaged(path: Path, what: str) -> UserError:
@@ -130,10 +130,10 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def from_json(kind: Any, value: Any, key: str = "it") -> Any:
-    """Turn ``value``, which is the result of `asdict` and JSON, back into a value of the annotated type ``kind``.
+    """Convert ``value``, read from the JSON of a dataclass's `asdict`, to the annotated type ``kind``, such as the dataclass.
 
     Args:
-        key: the name of the value, for the message.
+        key: the name of ``value``, for the error message.
 
     Raises:
         Unexpected: ``value`` does not fit ``kind``.

@@ -1,12 +1,12 @@
-"""Turn inputs into a folder of token shards.
+"""Turn inputs (sources of text) into a folder of token shards.
 
-1. If documents are to be held out, the held-out ones are found and indexed.
+1. If documents are to be held out, they are chosen and indexed.
 2. If the tokenizer has to learn its vocabulary, it reads the training documents.
-3. Each job is tokenised into a part by one process.
+3. Each job (a few inputs) is tokenised by one process into a part: files with the tokens of each split.
 4. The parts are joined into shards, in the order of the inputs.
 
-The result of a job does not depend on the process or on other jobs, so any number of workers gives the same bytes. A finished
-job leaves a file named after everything that it depends on, so an interrupted run continues with the jobs that are missing.
+The result of a job does not depend on the process or on other jobs, so any number of workers gives the same bytes. The name of
+a job's part is a hash of everything that its content depends on, so an interrupted run continues with the missing parts.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from lit_llm.tokenizers import Learned, Tokenizer, load_tokenizer
 from lit_llm.tokenizers.encoder import EncoderChoice, choose_encoder
 
 FORMAT = 3
-"""Part of the name of every part. Increment it when the same inputs and settings would give other tokens."""
+"""A number in the hash that names a part. Increment it when the same inputs and settings would give other tokens."""
 
 SHORT_BYTES = 2**22
-"""Inputs with fewer bytes are tokenised in less time than it takes to check whether tiktoken gives the same ids."""
+"""Inputs with fewer bytes in total take less time to tokenise than the check whether tiktoken gives the same ids."""
 
 _LIBRARY = {"tiktoken": "tiktoken", "tokenizers": "tokenizers", "own": "the tokenizer's class"}
 _SPLITS = ("train", "val", "test")
 _SAMPLE_INPUTS = 16
-_SAMPLE_BYTES = 2**16  # of each input
+_SAMPLE_BYTES = 2**16  # about the number of bytes in the sample from each input
 
 
 class Summary(NamedTuple):
-    """The result of `ingest`: the manifest, and the sums of the fields that ``Part`` explains."""
+    """Record of the result of `ingest`: the shards' manifest; numbers of documents without text (``skipped``) and of training
+    documents that nearly repeat held-out ones; whether masks were written; and the sources that are not UTF-8 (``invalid``)."""
 
     manifest: Manifest
     skipped: int
@@ -68,17 +69,17 @@ def ingest(
     workers: int = 0,
     progress: ProgressLog | None = None,
 ) -> Summary:
-    """Write shards, document ends, the tokenizer and ``meta.json`` into ``out``.
+    """Tokenise ``inputs``, and write shards, document ends, the tokenizer and ``meta.json`` into the folder ``out``.
 
     Args:
         inputs: the inputs, in the order in which their tokens are written.
         tokenizer: encodes the text. If its vocabulary is still to be learned, a copy learns it from the training documents.
-        out: an existing folder. The results of jobs are kept in ``out/parts``, which the caller deletes in the end. A call uses
-            the results there of an interrupted call with the same arguments. All else that is in ``out`` is deleted first.
+        out: an existing folder. The results of jobs are stored in ``out/parts``, which the caller deletes at the end. A call
+            reuses results of an interrupted call with the same arguments. All other files in ``out`` are deleted first.
         shard_tokens: tokens per shard.
         val_fraction: share of the documents to hold out, in inputs without a split.
-        drop_near_duplicates: leave training documents out that nearly repeat held-out ones.
-        chat_template: writes the documents, which are conversations, and says which of their tokens are targets.
+        drop_near_duplicates: leave out training documents that nearly repeat a held-out document.
+        chat_template: the template that writes conversations as text and decides the targets. None: documents are text.
         workers: number of processes. 0: this process does all the work.
 
     Raises:
@@ -187,7 +188,7 @@ def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
 def _learned(
     inputs: Sequence[Input], tokenizer: Learned, selection: Selection, folder: Path, progress: ProgressLog
 ) -> Tokenizer:
-    """A copy of the tokenizer that has learned its vocabulary. It is loaded if an interrupted call left it in ``folder``."""
+    """A copy of the tokenizer that has learned its vocabulary, loaded from ``folder`` if an interrupted call saved it there."""
     training = [part for part in inputs if part.split in (None, "train")]
     saved = (
         folder / f"{Job(tuple(training)).key(['learn', str(FORMAT), tokenizer.identity(), *selection.identity()])}.tokenizer"
@@ -205,8 +206,8 @@ def _learned(
 
 
 def _training_texts(training: Sequence[Input], selection: Selection, report: Report) -> Iterator[str]:
-    """Yield the text of the training documents in pieces. Of a near-duplicate, only the last piece is left out: the document
-    is recognised with that piece, when the pieces before it have been yielded."""
+    """Yield the text of the training documents in pieces. Of a document that nearly repeats held-out text, only the last piece
+    is left out: the repetition is known at the last piece, when the earlier pieces have been yielded."""
     for part in training:
         for piece in selection.pieces(part, report):
             if piece.split == "train" and not piece.repeats_held_out:
@@ -214,7 +215,7 @@ def _training_texts(training: Sequence[Input], selection: Selection, report: Rep
 
 
 def _sample(inputs: Sequence[Input], selection: Selection) -> list[str]:
-    """The beginnings of documents from all over the inputs, as the sample on which `choose_encoder` compares two encoders."""
+    """A sample of the text, on which `choose_encoder` compares two encoders: beginnings of documents of up to 16 inputs."""
     step = max(1, len(inputs) // _SAMPLE_INPUTS)
     texts = []
     for part in inputs[::step][:_SAMPLE_INPUTS]:

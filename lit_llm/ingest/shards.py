@@ -1,4 +1,4 @@
-"""The layout of token shards on disk, and writing them.
+"""The layout of token shards on disk, and the class that writes shards.
 
 The layout is llm.c's, so that its published FineWeb shards can be read unchanged. A shard is a header of 256 little-endian
 int32, [magic, version, number of tokens, 0, ...], then the tokens:
@@ -38,7 +38,7 @@ LAYOUTS: dict[int, tuple[int, np.dtype[Any]]] = {  # magic -> version, token typ
 DOCS_SUFFIX = ".docs"
 DOCS_DTYPE = np.dtype("<u8")
 MASK_SUFFIX = ".mask"
-HASH_BYTES = 16  # length of every blake2b of tokens
+HASH_BYTES = 16  # the length of every BLAKE2b hash of tokens
 
 
 def magic_for(vocab_size: int) -> int:
@@ -47,14 +47,14 @@ def magic_for(vocab_size: int) -> int:
 
 
 def header(magic: int, tokens: int) -> bytes:
-    """The header of a shard with this magic number and number of tokens."""
+    """The header, 1,024 bytes, of a shard with the magic number ``magic`` and ``tokens`` tokens."""
     numbers = np.zeros(HEADER_INTS, dtype="<i4")
     numbers[:3] = magic, LAYOUTS[magic][0], tokens
     return numbers.tobytes()
 
 
 class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
-    """Stream tokens into ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
+    """Writes a stream of tokens into the shards ``<folder>/<name>_000000.bin``, ``_000001.bin``, ...
 
     A shard is written to a temporary file in the same folder, synced to disk and renamed, so a file with its final name is
     complete. The files of its document ends and its mask get their final names before the shard does. Use the writer as a
@@ -89,13 +89,13 @@ class ShardWriter(contextlib.AbstractContextManager["ShardWriter"]):
         self._dtype = LAYOUTS[self._magic][1]
         self.targets = 0 if masked else None
         self._split_hash, self._masks_hash = _new_hash(), _new_hash()
-        self._in_document = False  # whether tokens have followed the last document's end
+        self._in_document = False  # whether tokens have been written since the last document's end
         self._opened: contextlib.ExitStack | None = None  # the files of the open shard
         self._in_shard = self._max_id = 0
 
     @property
     def paths(self) -> list[Path]:
-        """The files of the complete shards."""
+        """The paths of the shards that are complete."""
         return [self._folder / shard.file for shard in self.shards]
 
     @property

@@ -1,4 +1,4 @@
-"""A file to read, on this machine or remote, or a shard of a dataset of the Hugging Face hub."""
+"""The description of a file to read: local, remote, or a shard of a dataset of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, repr=False)
 class Source:
-    """A file that exists, as it was when it was listed. It holds no open file, so it can be sent to another process."""
+    """Record of a file to read: its path, size and version when it was listed. Can be pickled: it holds no open file."""
 
     path: str
-    """A path, or a URL such as s3://bucket/key. It may hold a password: print and store ``name``."""
+    """A path, or a URL such as s3://bucket/key. A URL may have a password in it: print and store ``name`` instead."""
     size: int
     """Size in bytes; 0 if the server does not tell it."""
     version: str
-    """A text that differs if the content differs: a local file's modification time, a remote file's ETag or the like."""
+    """A text that changes with the content: a local file's modification time, a remote file's ETag or checksum."""
 
     @classmethod
     def local(cls, path: Path) -> Source:
@@ -70,5 +70,5 @@ def changed(source: Source) -> UserError:
 
 
 def state_of(status: os.stat_result) -> tuple[int, str]:
-    """Size and version of a local file."""
+    """The size in bytes and the version (modification time in ns) of a local file, from its ``os.stat`` result."""
     return status.st_size, str(status.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""Find the documents to hold out, and index them, before anything is tokenised."""
+"""Choose the documents to hold out, and make an index of them, before any document is tokenised."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lit_llm.ingest.token_parts import part_file
 from lit_llm.ingest.workers import finish
 
 _FORMAT = 4
-"""Part of the key of every stored result. Increment it when the same inputs would give another result."""
+"""A number in the hash that names a stored result. Increment it when the same inputs would give another result."""
 
 
 class Found(NamedTuple):
-    """What the survey found in the inputs of one job."""
+    """Record of the result of reading the inputs of one job to choose held-out documents."""
 
     documents: int
     """Number of documents that are held out because of the hash of their text, from inputs without a split."""
     smallest: float
     """The smallest `text_hash` of a document in inputs without a split; 1.0 if there is no such document."""
     sketches: list[np.ndarray]
-    """The sketches of all held-out documents, uint64 (k,) each."""
+    """The sketch (`Sketcher.sketch`) of each held-out document: uint64 (k,)."""
 
 
 def select(
@@ -41,12 +41,13 @@ def select(
     workers: int,
     progress: ProgressLog,
 ) -> Selection:
-    """The rules that hold out or leave out documents. If inputs have no split, at least one of their documents is held out.
+    """Make the rules that hold out or leave out documents, after reading the inputs. If there are inputs without a split, at
+    least one of their documents is held out.
 
     Args:
         folder: where the results of finished jobs are kept for a repeated call.
         val_fraction: share of the documents to hold out, in inputs without a split.
-        drop_near_duplicates: whether training documents that nearly repeat held-out ones are left out.
+        drop_near_duplicates: whether training documents that nearly repeat a held-out document are left out.
         workers: number of processes. 0: this process does all the work.
     """
     undecided = any(part.split is None for part in inputs)
@@ -78,7 +79,7 @@ def _survey(inputs: Sequence[Input], selection: Selection, folder: Path, workers
 
 
 def _read(folder: Path, key: str) -> Found | None:
-    """The result that an earlier run stored under ``key``; None if there is none."""
+    """The result of the job ``key`` that an earlier run stored in ``folder``; None if there is no such result."""
     try:
         with np.load(folder / f"{key}.npz") as saved:
             sketches = np.split(saved["sketches"], np.cumsum(saved["lengths"]))[:-1]  # after the last one is nothing
@@ -88,7 +89,7 @@ def _read(folder: Path, key: str) -> Found | None:
 
 
 def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Report) -> Found:
-    """Read the documents of a job, store under ``key`` what was found, and return it."""
+    """Read the documents of a job to choose held-out documents. Store the result in ``folder`` under ``key``, and return it."""
     documents, smallest = 0, 1.0
     sketches: list[np.ndarray] = []
     for part in job.inputs:

@@ -1,4 +1,4 @@
-"""The result of one job: the tokens of each split, document ends, and counts.
+"""A part, the stored result of one job of tokenisation: the tokens and document ends of each split, and counts.
 
 A part consists of the files ``<key>.<split>.bin`` (ids, little-endian, 2 or 4 bytes each) and ``<key>.<split>.docs`` (document
 ends as uint64, in tokens from the start of the file), and, if only some tokens are targets, ``<key>.<split>.mask`` (a byte for
@@ -23,15 +23,15 @@ from lit_llm.ingest.shard_manifest import SplitInfo, from_json
 from lit_llm.ingest.shards import DOCS_SUFFIX, LAYOUTS, MASK_SUFFIX, magic_for
 
 PARTS = "parts"
-"""The folder of the parts, in the folder of the shards. It is deleted when the shards are complete."""
+"""The name of the folder of the parts, below the folder of the shards. It is deleted when the shards are complete."""
 
-_FLUSH_TOKENS = 2**18  # written at a time
+_FLUSH_TOKENS = 2**18  # the number of tokens that are written at a time
 _READ_TOKENS = 2**22
 _READ_ENDS = 2**16
 
 
 def start_parts(out: Path) -> Path:
-    """Make the folder of the parts in ``out``. Finished parts of an interrupted call stay; all else in ``out`` is deleted."""
+    """Make the folder of the parts in ``out``, and return its path. Finished parts stay; other files in ``out`` are deleted."""
     parts = out / PARTS
     parts.mkdir(exist_ok=True)
     for leftover in (*parts.glob("*.tmp"), *(path for path in out.iterdir() if path != parts)):
@@ -41,21 +41,21 @@ def start_parts(out: Path) -> Path:
 
 def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
     """Open a temporary file, which gets the name ``path`` when the ``with`` block ends. `start_parts` deletes leftovers."""
-    return complete_file(path, path.with_name(f"{path.name}.{os.getpid()}.tmp"))  # another process has another name
+    return complete_file(path, path.with_name(f"{path.name}.{os.getpid()}.tmp"))  # each process has its own file name
 
 
 @dataclass
 class PartCounts:
-    """Counts of one split of a part, or their sum over several parts."""
+    """Record of the counts of one split of a part, or of the sum over several parts."""
 
     documents: int = 0
     bytes: int = 0
-    """UTF-8 bytes of the text."""
+    """The number of UTF-8 bytes of the text."""
     tokens: int = 0
     unknown_tokens: int = 0
-    """Tokens that stand for a character outside the vocabulary."""
+    """The number of tokens that stand for characters outside the vocabulary."""
     token_bytes: int = 0
-    """Sum of ``Tokenizer.token_bytes`` without the unknown tokens. It may differ from ``bytes`` if a tokenizer changes text."""
+    """The sum of ``Tokenizer.token_bytes`` over all tokens but unknown ones. Not ``bytes`` if the tokenizer changes text."""
 
     def add(self, other: PartCounts | SplitInfo) -> None:
         for one in fields(self):
@@ -64,22 +64,22 @@ class PartCounts:
 
 @dataclass
 class Part:
-    """The record of a finished job, or the sum of several records."""
+    """Record of the counts of a finished job of tokenisation, or of the sum over several jobs."""
 
     splits: dict[str, PartCounts] = field(default_factory=dict)
     skipped: int = 0
-    """Documents without text."""
+    """The number of documents without text."""
     near_duplicates: int = 0
-    """Documents left out of training because they nearly repeat held-out text."""
+    """The number of training documents that are left out because they nearly repeat held-out text."""
     invalid: list[str] = field(default_factory=list)
     """Paths of the sources that have bytes which are not UTF-8."""
     masked: bool = False
     """Whether the part has masks, which say which tokens are targets."""
     pairs: int = 0
-    """Number of preference pairs. Each pair is two documents: one with the chosen and one with the rejected answer."""
+    """The number of preference pairs. A pair is two documents, one with the chosen and one with the rejected answer."""
 
     def add(self, other: Part) -> None:
-        """Add the counts of another job."""
+        """Add the counts of the part ``other`` to the counts of this part, in place. Lists of sources are joined."""
         for name, counts in other.splits.items():
             self.splits.setdefault(name, PartCounts()).add(counts)
         self.skipped += other.skipped
@@ -89,7 +89,7 @@ class Part:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Part | None:
-        """The record of the job ``key``; None if the job is not finished."""
+        """The counts of the job ``key``, read from its file in ``folder``; None if the job is not finished."""
         try:
             part: Part = from_json(cls, read_json(folder / f"{key}.json"))
         except FileNotFoundError:
@@ -102,23 +102,23 @@ class Part:
 
 
 def _files_of(path: Path, masked: bool) -> list[Path]:
-    """The files of one split of a part: ids, document ends, and perhaps the mask."""
+    """The paths of the files of one split of a part: ids, document ends and, if ``masked``, the mask."""
     return [path.with_name(path.name + suffix) for suffix in (".bin", DOCS_SUFFIX, MASK_SUFFIX)[: 3 if masked else 2]]
 
 
 def token_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
-    """The numpy type of ids on disk, in parts and shards."""
+    """The numpy dtype of token ids on disk, in parts and shards: uint16 up to 65,536 ids, uint32 above."""
     return LAYOUTS[magic_for(vocab_size)][1]
 
 
 class PartWriter:
-    """Writes the documents of one split of a part, many at a time. A document that repeats held-out text is taken back.
+    """Writes the documents of one split of a part. A document that turns out to repeat held-out text is removed again.
 
     Args:
         path: the path of the part's files without their suffixes.
-        stack: opens the files. They get their names when the stack is closed without an exception.
-        document_ids: the ids before and after every document; None: no id.
-        masked: whether masks are written: every call of ``append`` then has one. Documents with masks are never taken back.
+        stack: opens the files, which get their names when the stack is closed without an exception.
+        document_ids: the BOS and the EOS id around every document; None: no id.
+        masked: whether masks are written. If so, every call of ``append`` has a mask, and no document is removed.
     """
 
     def __init__(
@@ -132,19 +132,19 @@ class PartWriter:
     ) -> None:
         self.counts = PartCounts()
         self.dropped = 0
-        """Number of documents that were taken back."""
+        """The number of documents that were removed because they repeat held-out text."""
         self._path, self._dtype = path, dtype
         self._bos, self._eos = (np.array([] if one is None else [one], dtype=np.int64) for one in document_ids)
         self._files = [stack.enter_context(part_file(file)) for file in _files_of(path, masked)]
-        self._ids: list[np.ndarray] = []  # not written yet
-        self._masks: list[np.ndarray] = []  # of these ids, if there are masks
+        self._ids: list[np.ndarray] = []  # the ids that are not written yet
+        self._masks: list[np.ndarray] = []  # the masks of these ids, if there are masks
         self._ends: list[int] = []
-        self._tokens = 0  # written or not
-        self._start = 0  # where the document that is being written begins
-        self._document = PartCounts()  # of that document
+        self._tokens = 0  # the number of appended tokens, written or not
+        self._start = 0  # the position of the first token of the present document
+        self._document = PartCounts()  # the counts of the present document
 
     def append(self, piece: SelectedPiece, ids: np.ndarray, mask: np.ndarray | None, counts: PartCounts) -> None:
-        """Append a piece of a document, with the ids around the document before its first and after its last piece.
+        """Append a piece of a document. The BOS id goes before the first piece of a document, the EOS id after the last piece.
 
         Args:
             ids: (n,) the ids of the piece.
@@ -173,7 +173,7 @@ class PartWriter:
         self._tokens += len(ids)
 
     def _drop(self) -> None:
-        """Take back the document that is being written: remove its ids from the file."""
+        """Remove the ids of the present document from the file."""
         self.flush()
         tokens = self._files[0]
         tokens.seek(self._start * self._dtype.itemsize)
@@ -197,7 +197,7 @@ def read_part(
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None, bool]]:
     """Yield runs of tokens of a part: ids (n,), their mask (n,) uint8 or None, and whether a document ends after the run.
 
-    ``dtype`` and ``masked`` must be those with which the part was written.
+    ``dtype`` and ``masked`` must be the same as when the part was written.
 
     Args:
         path: the path of the part's files without their suffixes.

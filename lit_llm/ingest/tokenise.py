@@ -1,4 +1,4 @@
-"""Tokenise one job into its part."""
+"""Tokenise one job, and write the tokens into the files of its part."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from lit_llm.tokenizers.encoder import EncoderChoice, PieceEncoder
 
 @dataclass
 class JobRunner:
-    """Tokenise jobs, one after the other, in one process."""
+    """Tokenises jobs, one after the other, in one process."""
 
     tokenizer: Tokenizer
     encoder: EncoderChoice | ChatTemplate
-    """How texts are encoded. A ``ChatTemplate`` means that documents are conversations."""
+    """The way in which texts are encoded. With a ``ChatTemplate``, documents are conversations."""
     selection: Selection
     folder: Path
     """The folder into which parts are written."""
 
     @property
     def masked(self) -> bool:
-        """Whether masks are written. They are for conversations, of which only some tokens are targets."""
+        """Whether masks are written: for conversations, in which only the assistant's tokens are targets."""
         return isinstance(self.encoder, ChatTemplate)
 
     @property
     def document_ids(self) -> tuple[int | None, int | None]:
-        """The ids before and after every document. None with a chat template, which writes all ids that it needs."""
+        """The BOS and the EOS id around every document; None: no id. A chat template writes such ids itself: both are None."""
         return (None, None) if self.masked else (self.tokenizer.bos_id, self.tokenizer.eos_id)
 
     @functools.cached_property
@@ -48,7 +48,7 @@ class JobRunner:
         return PieceEncoder(self.tokenizer, self.encoder)
 
     def run(self, job: Job, key: str, report: Report) -> Part:
-        """Tokenise a job. Write its part under the name ``key``, and return the part's record.
+        """Tokenise a job. Write its part to files named after ``key``, and return the counts of the part.
 
         Raises:
             UserError: A source cannot be read as text.
@@ -80,9 +80,9 @@ class JobRunner:
         return part
 
     def _encode(self, piece: SelectedPiece, where: str) -> list[tuple[np.ndarray, np.ndarray | None, PartCounts]]:
-        """Encode a piece of the document that messages call ``where``: ids (n,), their mask (n,) uint8 or None, and counts.
+        """Encode a piece of a document: ids (n,), their mask (n,) uint8 or None, and counts. ``where``: its name in errors.
 
-        The list has one entry, or two for a preference pair: the documents with the chosen and the rejected answer.
+        The list has one entry or, for a preference pair, two: the document with the chosen, and with the rejected answer.
         """
         encoder = self._encoder
         if isinstance(encoder, ChatEncoder):
@@ -94,21 +94,22 @@ class JobRunner:
         return [(ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known))]
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
-        """Yield the pieces of an input that are to be encoded. ``part`` counts what is skipped, and lists bad sources."""
+        """Yield the pieces of an input that are to be encoded. Counts in ``part`` the documents without text and the one-piece
+        near-duplicates, which are left out, and lists there a source with bytes that are not UTF-8."""
         keeps_bytes = isinstance(self.tokenizer, Bytes)
         skipped: list[int] = []
         for piece in self.selection.pieces(one, report, skipped.append):
             if not keeps_bytes and not is_utf8(piece.text) and one.source.path not in part.invalid:
                 part.invalid.append(one.source.path)
             if piece.first and piece.last and piece.repeats_held_out:
-                part.near_duplicates += 1  # not worth encoding; a longer document is written and taken back
+                part.near_duplicates += 1  # a longer document is encoded before its last piece is known, and then removed
                 continue
             yield piece
         part.skipped += sum(skipped)
 
 
 def _whole_documents(pieces: Iterator[SelectedPiece]) -> Iterator[SelectedPiece]:
-    """Yield each document as one piece, for tokenizers with which the ids of pieces are not those of the whole document."""
+    """Yield each document as one piece, for tokenizers that encode a whole document differently from its pieces."""
     texts: list[bytes] = []
     for piece in pieces:
         texts.append(piece.text)

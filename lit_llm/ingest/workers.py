@@ -25,7 +25,7 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP
 
 Result = TypeVar("Result")
 Run = Callable[[Job, str, Report], Result]
-"""Takes a job, its key and a `Report`; stores the job's result under the key and returns it. It is sent to workers."""
+"""A function that takes a job, its key and a `Report`, stores the job's result under the key and returns it. Can be pickled."""
 
 
 def finish(
@@ -39,18 +39,18 @@ def finish(
     progress: ProgressLog,
     finished: Callable[[Job, Result], None] = lambda job, result: None,
 ) -> list[Result]:
-    """The results of all jobs, in the order of ``jobs``.
+    """Run all jobs that have no stored result, and return the results of all jobs, in the order of ``jobs``.
 
     Args:
         keys: for each job the name under which its result is stored.
         read: returns the result that an earlier run stored under a key, or None.
         run: runs one job.
-        stage: name of this work in the progress.
+        stage: the name of this work in the progress display.
         workers: number of processes. 0 or 1: this process runs the jobs.
         finished: called with each job that this call runs, and its result.
 
     Raises:
-        UserError: A job raised it, or a process was killed.
+        UserError: A job raised a UserError, or a process was killed.
     """
     results = {key: result for key in keys if (result := read(key)) is not None}
     missing = [(job, key) for job, key in zip(jobs, keys, strict=True) if key not in results]
@@ -105,7 +105,7 @@ def _in_processes(
 
 @contextlib.contextmanager
 def _alive(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """If the pipe of the process is broken, raise an error that says how the process has ended."""
+    """Context manager that turns the error of a broken pipe to the worker ``process`` into one that says how it has ended."""
     try:
         yield
     except (EOFError, ConnectionError):
@@ -137,7 +137,7 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
 
 
 def main(descriptor: int) -> None:
-    """What a worker process does: run the jobs that come through the pipe ``descriptor``, until the pipe is closed."""
+    """The main function of a worker process: run the jobs that come through the pipe ``descriptor``, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent ends its workers
     pipe = Connection(descriptor)
 

@@ -1,1 +1,1 @@
-"""Models, their losses and text generation."""
+"""The GPT and custom models, their losses, and text generation."""

@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """The keys that each position attends to: its own key, and the keys of earlier positions in its window and its document."""
+    """Record of the keys that each position attends to: its own and earlier positions' keys in its window and its document."""
 
     window: int | None = None
     """A position sees itself and the window - 1 positions before it. None: all earlier positions."""
     documents: Tensor | None = None
     """(B, S) document numbers, which never decrease along a sequence. None: one document."""
     kernel: AttentionKernel = "auto"
-    """The value of `compute.attention`. `choose` derives from it the kernel that runs."""
+    """The recipe's setting `compute.attention`, from which `choose` derives the kernel that runs."""
     block_mask: BlockMask | None = None
-    """`window` and `documents` as FlexAttention's mask, made once a batch, outside compiled blocks. None: it does not run."""
+    """`window` and `documents` as FlexAttention's mask, made once a batch. None: FlexAttention does not run."""
     shard: SequenceShard | None = None
-    """How ranks share the sequence: `attend` gets the queries, keys and values of this rank's positions. None: see `chunks`."""
+    """How ranks share the sequence: `attend` gets queries, keys and values of this rank's positions only. None: ranks do not
+    share the sequence, or the caller of `attend` has gathered all keys and values (see `chunks`)."""
     chunks: tuple[tuple[slice, Visibility], ...] = ()
     """Empty unless ranks share the sequence by `SequenceShard.kind` gather. For each chunk of this rank's queries: the slice of
-    the sequence whose keys the chunk needs, and the visibility of these keys. With chunks and without `shard`, the caller of
-    `attend` has gathered the keys and values of all ranks."""
+    the sequence whose keys the chunk needs, and the visibility of these keys."""
 
 
 def visibilities(
@@ -55,7 +55,7 @@ def visibilities(
     cached: int,
     shard: SequenceShard | None = None,
 ) -> dict[int | None, Visibility]:
-    """Return {window: its `Visibility`} for each window that a layer has, also None. It is called once for each batch.
+    """Return {window: `Visibility`} for each window that some layer has; None is the window of layers without one.
 
     Args:
         input_ids: (B, T) int64, the tokens of the queries. If ranks share the sequence, the tokens of all ranks.
@@ -67,7 +67,7 @@ def visibilities(
     caps, sinks = config.attention_softcap is not None, config.attention_sinks
 
     def of_keys(window: int | None, queries: int, keys: slice) -> Visibility:
-        """Return which of the positions `keys` the last `queries` of these positions see."""
+        """Return the `Visibility` of the positions `keys` for queries at the last `queries` of these positions."""
         seen = None if documents is None else documents[:, keys]
         hides, block_mask = window is not None or seen is not None, None
         # Validation has no dropout, so FlexAttention may be the choice there although it is not in training.
@@ -109,8 +109,8 @@ def attend(
         see: which keys each position sees.
         scale: factor of the scores. None: 1 / sqrt(h).
         softcap: c: scores become c * tanh(scores / c). None: no soft cap.
-        sinks: (H,) one more logit for each head in the softmax's denominator, without a value. None: no sinks.
-        drops: the numbers that decide which attention weights are dropped. None: no weight is dropped.
+        sinks: (H,), a further logit for each head in the softmax's denominator, which has no value. None: no sinks.
+        drops: the numbers from which the dropout mask of attention weights is computed. None: no weight is dropped.
     """
     if (width := v.size(-1)) != q.size(-1):
         # Flash kernels, `block_attention` and the exchange of heads need one width: zeros fill the narrower tensors.
@@ -153,7 +153,7 @@ def _attend_with_ranks(
     drops: WeightDrops | None,
     attend_part: Callable[..., Tensor],
 ) -> Tensor:
-    """Return what `attend` promises, for this rank's queries and the keys of all ranks that share the sequence.
+    """Compute `attend` for this rank's queries (B, H, T, h) and the keys of all ranks that share the sequence: (B, H, T, w).
 
     If `see.shard` is None, k and v have the positions of all ranks already. `attend_part` is `attend` with scale and soft cap.
     """

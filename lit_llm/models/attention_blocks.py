@@ -20,18 +20,18 @@ from lit_llm.core._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD
 from lit_llm.models.attention_scores import Scores, Slices, wide_dtype
 from lit_llm.models.dropout import WeightDrops
 
-BAND = 64  # queries of a block with a mask: a smaller block takes more calls, a larger one computes more masked scores
-SHORT = 32  # consecutive documents with up to this many positions together share a block
+BAND = 64  # queries of a block with a mask: smaller blocks take more calls, larger blocks compute more masked scores
+SHORT = 32  # consecutive documents with up to this total number of positions share a block
 
 
 @dataclass(frozen=True)
 class Block:
-    """Queries first…end-1 of some sequences, which see only keys start…end-1.
+    """Record of a block of attention: queries at positions first…end-1 of some sequences, which see only keys at start…end-1.
 
     Attributes:
         sequences: the rows of the batch.
-        causal: queries and keys are the same positions, and each query sees all keys up to itself. False: a mask is needed,
-            unless the block is one query that sees all keys of the block.
+        causal: queries and keys are the same positions, and each query sees all keys up to its own. False: the block needs a
+            mask, unless it is one query that sees all keys of the block.
         shared: the block has, or may have, positions of several documents, so its mask must compare document numbers.
     """
 
@@ -43,13 +43,13 @@ class Block:
     shared: bool = False
 
     def places(self, begin: int) -> tuple[Slices, Slices]:
-        """Return the indices of the block's queries in the tensor of all queries, (B, H, T, h), whose first one is at position
-        `begin` of the S positions, and the indices of the block's keys in (B, K, S, h)."""
+        """Return the block's indices in the tensor of all queries (B, H, T, h), and in the tensor of all keys (B, K, S, h).
+        `begin`: position of the first query among the S positions."""
         queries, keys = slice(self.first - begin, self.end - begin), slice(self.start, self.end)
         return (self.sequences, slice(None), queries), (self.sequences, slice(None), keys)
 
     def mask(self, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor:
-        """Return where attention is allowed: bool (queries, keys), or with documents (sequences, 1, queries, keys)."""
+        """Return the mask of allowed attention: bool (queries, keys), or with documents (sequences, 1, queries, keys)."""
         offset = self.first - self.start
         allowed = torch.ones(self.end - self.first, self.end - self.start, dtype=torch.bool, device=device).tril_(offset)
         if window is not None:
@@ -63,12 +63,12 @@ class Block:
 def blocks(
     batch: int, queries: int, keys: int, window: int | None, documents: Tensor | None, *, flash: bool
 ) -> Iterator[Block]:
-    """Cut the last `queries` of `keys` positions into blocks.
+    """Cut the last `queries` of `keys` positions into blocks, and yield the blocks.
 
     Args:
-        documents: (B, S) document numbers. On the CPU, blocks end where documents end. On an accelerator they do not, because
-            the host would wait for the device to read the numbers; nor for a single query, because a mask is cheaper. All
-            blocks are then `shared`. None: one document.
+        documents: (B, S) document numbers. On the CPU, blocks end where documents end. On an accelerator, blocks do not,
+            because the host would wait for the device to read the numbers; nor for a single query, because a mask is cheaper:
+            all blocks are then `shared`. None: one document.
         flash: whether the flash kernel computes the blocks. It skips keys that causality hides, so causal blocks may be long.
     """
     first = keys - queries
@@ -99,8 +99,8 @@ def _merged(sequences: slice, start: int, end: int, first: int) -> Iterator[Bloc
 
 
 def _run(sequences: slice, start: int, end: int, first: int, window: int | None, *, flash: bool) -> Iterator[Block]:
-    """Yield the blocks of the queries among the positions start…end-1, which see no position before `start`. The positions of
-    all queries begin at `first`."""
+    """Yield the blocks of the queries at positions start…end-1, which see no key before `start`. Positions before `first` have
+    no queries."""
     a = max(start, first)
     if flash and a == start:
         b = end if window is None else min(end, start + window)  # for these queries the window hides no key
@@ -115,8 +115,8 @@ def _run(sequences: slice, start: int, end: int, first: int, window: int | None,
 def _masked(
     q: Tensor, k: Tensor, window: int | None, documents: Tensor | None, like: Tensor, *, flash: bool
 ) -> Iterator[tuple[Slices, Slices, bool, Tensor | None]]:
-    """Yield for each block the indices of its queries and of its keys, whether it is causal, and its mask: None, or 0 and -inf
-    in the dtype of `like`, to be added to the scores."""
+    """Yield for each block (indices of its queries, indices of its keys, whether the block is causal, mask). The mask is None,
+    or a tensor of 0 and -inf in the dtype of `like`, to be added to the scores."""
     last, size_of_last = like, None  # bands have equal masks
     for block in blocks(q.size(0), q.size(2), k.size(2), window, documents, flash=flash):
         mask, size = None, (block.end - block.first, block.end - block.start)
@@ -144,7 +144,7 @@ def forward_in_blocks(
     dropout: float,
     from_scores: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of (B, H, T, h) queries, and the logsumexp of their scores, (B, H, T). Arguments as in `attention.attend`.
+    """Return the attention output (B, H, T, h) and the logsumexp (B, H, T) of the scores. Arguments as in `attention.attend`.
 
     Args:
         rows, head_numbers, columns: the tensors of a `dropout.WeightDrops` whose rate is `dropout`. None: nothing is dropped.
@@ -189,7 +189,7 @@ def backward_in_blocks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys, values and sinks (empty without sinks). Arguments as in `forward_in_blocks`.
 
-    A sink only enlarges the logsumexp, so the kernels of the blocks need not know of it.
+    A sink only enlarges the logsumexp, so the kernels of the blocks do not get the sinks.
     """
     q, k, v, gradient = _rows_are_dense(q), _rows_are_dense(k), _rows_are_dense(v), _rows_are_dense(gradient)
     q_gradient = _empty_like_heads(q, q.dtype)
@@ -232,7 +232,7 @@ def _empty_like_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(batch, length, heads, width, dtype=dtype, device=x.device).transpose(1, 2)
 
 
-# Custom operators, so that compiled graphs, recomputation and memory traces see one call and its results.
+# Custom operators, so that compiled graphs, recomputation and memory traces see one operator.
 block_attention = torch.library.custom_op("lit_llm::attention", forward_in_blocks, mutates_args=())
 block_attention_backward = torch.library.custom_op("lit_llm::attention_backward", backward_in_blocks, mutates_args=())
 
@@ -264,8 +264,8 @@ block_attention.register_autograd(_backward, setup_context=_save)
 
 @register_flop_formula(torch.ops.lit_llm.attention)
 def _(q, k, v, documents, sinks, rows, head_numbers, columns, window, *_, **__):  # type: ignore[no-untyped-def]
-    """Return the FLOPs of the forward pass, given shapes instead of tensors. A query counts as seeing `window` keys (None: all
-    keys) in one document, because the lengths of documents are unknown."""
+    """Return the FLOPs of the forward pass, given shapes instead of tensors. Each query is counted with `window` keys (None:
+    all keys), because the lengths of documents are unknown."""
     return sdpa_flop_count(q, _met(k, window), _met(v, window))
 
 

@@ -1,6 +1,6 @@
 """FlexAttention (CUDA): a block mask for each batch, and the call of the compiled kernel.
 
-The block mask is computed from the windows and documents of blocks of positions, so no T×T mask exists while it is made.
+The block mask is computed from the windows and documents of blocks of positions, so no T×T mask exists at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 128  # positions
 
 
 def make_block_mask(window: int | None, documents: Tensor | None, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """The mask of causal attention of the last `queries` of `keys` positions.
+    """Make FlexAttention's mask for causal attention of the last `queries` of `keys` positions.
 
     Args:
         documents: (B, keys) document numbers, which never decrease along a sequence. None: one document.
@@ -47,7 +47,7 @@ def make_block_mask(window: int | None, documents: Tensor | None, queries: int, 
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, m, n) bool → the number of chosen blocks of each row, (B, 1, m), and all blocks, the chosen first, (B, 1, m, n)."""
+    """(B, m, n) bool → number of chosen blocks per row, (B, 1, m), and indices of all blocks, chosen first, (B, 1, m, n)."""
     order = chosen.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
 
@@ -68,7 +68,7 @@ def _mask_mod(window: int | None, documents: Tensor | None, before: int) -> Call
 def attend_flex(
     q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask, *, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Compute attention as `attention.attend` defines it. `block_mask` holds the window and the documents."""
+    """Compute attention by FlexAttention; arguments and result as in `attention.attend`. `block_mask`: window and documents."""
     grouped = q.size(1) != k.size(1)
     score_mod = None if softcap is None else partial(_capped, softcap)
     call = partial(_kernel(), q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=grouped)

@@ -1,4 +1,4 @@
-"""Which kernel computes attention: the values of `compute.attention`, the choice for a layer, and settings that cannot work.
+"""Chooses the kernel that computes attention in each layer from `compute.attention`, and refuses values that cannot work.
 
 `attention` calls torch's scaled_dot_product_attention, `attention_flex` calls FlexAttention, and `attention_blocks` computes
 attention in blocks. This file needs no torch, because the command line and the planner import it.
@@ -21,21 +21,21 @@ _FLASH: dict[AttentionKernel, tuple[str, str, tuple[int, ...]]] = {
     "flash3": ("FA3", "flash_attn_interface", (9,)),
     "flash4": ("FA4", "flash_attn.cute", (9, 10)),
 }
-"""Kernel → torch's name of the implementation, the module that has it, and the major compute capabilities it supports."""
+"""Kernel → (torch's name of the implementation, Python module of the implementation, supported major compute capabilities)."""
 _MEND = "use --compute.attention auto"
 
 
 def choose(
     kernel: AttentionKernel, device: str, *, hides: bool, caps: bool, sinks: bool, drops: bool
 ) -> Literal["sdpa", "flex", "blocks"]:
-    """Return which of three kernels computes attention. No other function decides it.
+    """Return which of three kernels computes attention in a layer. No other function chooses among these three.
 
-    sdpa: torch's scaled_dot_product_attention, for plain causal attention; torch then runs a flash kernel, on CUDA its own,
-    cuDNN's, FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
+    sdpa: torch's scaled_dot_product_attention, for plain causal attention; torch then runs a flash kernel: on CUDA torch's own
+    kernel, cuDNN's, FlashAttention-3 or -4. flex: FlexAttention. blocks: `attention_blocks`.
 
     Args:
-        kernel: `compute.attention`. blocks is always obeyed. flex also sends plain causal attention on CUDA to FlexAttention.
-            With all other values, the remaining arguments decide.
+        kernel: `compute.attention`. "blocks" always gives blocks. "flex" gives flex also for plain causal attention on CUDA.
+            With all other values, only the other arguments decide.
         device: type of the device.
         hides: whether a window or documents hide earlier positions.
         caps: whether scores have a soft cap.
@@ -53,7 +53,7 @@ def choose(
 
 
 def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str | None:
-    """Return why `compute.attention` cannot work for the model on this machine's device; None if it can."""
+    """Return why `kernel` (`compute.attention`) cannot work for the model on this machine's device; None if `kernel` works."""
     import torch  # the planner and the command line read this file without it
 
     capability, name = None, device.type
@@ -71,7 +71,7 @@ def attention_problem(config: GPTConfig, kernel: AttentionKernel, device: torch.
 def unsupported_attention(
     config: GPTConfig, kernel: AttentionKernel, device_type: str, *, capability: int | None, name: str
 ) -> str | None:
-    """Return why `compute.attention` cannot work for the model on such a device, whatever is installed; None if it can.
+    """Return why `kernel` cannot work for the model on a kind of device, whatever is installed; None if `kernel` can work.
 
     Args:
         capability: major compute capability of an NVIDIA GPU, needed for FlashAttention-3 and -4 only.
@@ -96,22 +96,22 @@ def unsupported_attention(
 
 
 def flash_implementation(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> AttentionKernel | None:
-    """Return the FlashAttention that SDPA shall use: `kernel` if it is flash3 or flash4; with auto, the first of these two that
-    works for the model on `device`. None: torch's own kernel."""
+    """Return the FlashAttention that SDPA will use: `kernel` if this is flash3 or flash4; with auto, the first of flash3 and
+    flash4 that works for the model on `device`. None: torch's own kernel."""
     if kernel != "auto":
         return kernel if kernel in _FLASH else None
     return next((name for name in _FLASH if attention_problem(config, name, device) is None), None)
 
 
 def activate_flash(implementation: AttentionKernel) -> None:
-    """Make SDPA use FlashAttention-3 or -4 in this process."""
+    """Make SDPA use FlashAttention-3 ("flash3") or -4 ("flash4") in this process."""
     import torch
 
     torch.nn.attention.activate_flash_attention_impl(_FLASH[implementation][0])
 
 
 def describe(config: GPTConfig, kernel: AttentionKernel, device: torch.device) -> str:
-    """Return one line that says which kernels the layers use, how many layers use each, and for which features of attention."""
+    """Return one line of text: which kernels the layers use, how many layers use each kernel, and with which features."""
     flash = flash_implementation(config, kernel, device)
     lines = []
     for choice, layers in _choices(config, kernel, device.type).items():
@@ -145,8 +145,8 @@ def _choices(config: GPTConfig, kernel: AttentionKernel, device_type: str) -> di
 
 
 def _uses(config: GPTConfig, layers: list[int] | None = None) -> str:
-    """Name the features of attention in `layers` (None: in all), such as "window 512, documents", or, if none of them has a
-    window, "causal, documents"."""
+    """Return the features of attention in `layers` (None: all layers) as text: "window 512, documents", or if no layer has a
+    window "causal, documents"."""
     windows = {config.layer(i).window for i in (range(config.n_blocks) if layers is None else layers)}
     named = [f"window {window}" if window else "all positions" for window in sorted(windows, key=lambda w: w or 0)]
     if named == ["all positions"]:

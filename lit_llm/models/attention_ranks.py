@@ -1,10 +1,10 @@
-"""Attention of ranks that share a sequence: what they exchange before and after it.
+"""Collectives for attention of ranks that share a sequence (context parallelism).
 
-`SequenceShard.kind` gather: every rank gathers all keys and values. So all that `attend` supports works: windows, documents,
-grouped queries. Latent attention gathers latents instead, B·T·(kv_rank + rope_head_dim) values, and computes keys and values
-from them. Kind heads: one exchange gives each rank all positions of H / n heads, and another one sends the outputs back to the
-ranks of their positions (Jacobs et al. 2023, arXiv 2309.14509). A rank sends (n - 1) / n of 2·B·T·K·h values in each layer with
-gather, or of 2·B·T·(H + K)·h / n values with heads. The backward pass sends as much again.
+`SequenceShard.kind` gather: every rank gathers all keys and values. So all features of `attend` work: windows, documents,
+grouped queries. Latent attention gathers the latents, B·T·(kv_rank + rope_head_dim) values, and computes keys and values
+from them. Kind heads: one all-to-all gives each rank all positions of H / n heads, and another all-to-all sends the outputs
+back to the ranks of their positions (Jacobs et al. 2023, arXiv 2309.14509). A rank sends (n - 1) / n of 2·B·T·K·h values in
+each layer with gather, or of 2·B·T·(H + K)·h / n values with heads. The backward pass sends as many values again.
 
 Shape letters: B sequences, T positions, n ranks, t = T / n positions of a rank, H query heads, K key/value heads, h head width.
 """
@@ -67,7 +67,7 @@ def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tens
 
 
 class _Exchange(torch.autograd.Function):
-    """Sends row i of `rows`, (n, …), to rank i; row i of the result comes from rank i. Gradients go back the same way."""
+    """Sends row i of `rows`, (n, …), to rank i; row i of the result comes from rank i. Gradients are sent back likewise."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, shard: SequenceShard) -> Tensor:

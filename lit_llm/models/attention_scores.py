@@ -20,7 +20,7 @@ ELEMENTS = 2**21  # approximate number of scores in memory at a time: 8 MB in fp
 
 
 class Scores:
-    """Computes one block after another of a call of attention. It keeps the call's settings, and no result."""
+    """Computes attention of one block of queries at a time. Stores the settings scale, soft cap and dropout, but no results."""
 
     def __init__(self, scale: float, softcap: float | None, drops: WeightDrops | None) -> None:
         self.scale, self.softcap, self.drops = scale, softcap, drops
@@ -32,7 +32,7 @@ class Scores:
 
         Args:
             mask: 0 or -inf, added to the scores. None: each query sees all keys of the block.
-            block: indices of the block's queries and keys in the tensors of all queries and keys, which select dropout numbers.
+            block: indices of the block's queries and of its keys in all queries and keys; they select the dropout numbers.
         """
         out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide_dtype(q))
         for heads, groups in _parts(q, k):
@@ -57,7 +57,7 @@ class Scores:
         mask: Tensor | None,
         block: tuple[Slices, Slices],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and values of one block, in the dtype that `wide_dtype` names."""
+        """Return the gradients of queries, keys and values of one block, in fp32 (fp64 for fp64 tensors)."""
         gradients = [torch.empty_like(x, dtype=wide_dtype(x)) for x in (q, k, v)]
         for heads, groups in _parts(q, k):
             capped = self._capped(self._products(q[:, heads], k[:, groups]))
@@ -86,7 +86,7 @@ class Scores:
         return scores if self.softcap is None else scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def _keep(self, weights: Tensor, heads: slice, block: tuple[Slices, Slices]) -> Tensor | None:
-        """Return factors (B, H, T, S): 0 for a dropped weight, 1 / (1 - rate) for others; None if nothing is dropped."""
+        """Return the dropout factors of attention weights (B, H, T, S), 0 or 1 / (1 - rate); None if nothing is dropped."""
         if self.drops is None:
             return None
         (sequences, _, queries), (_, _, keys) = block
@@ -95,12 +95,12 @@ class Scores:
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype for scores and sums of `x`: fp64 if it is fp64, otherwise fp32."""
+    """Return the dtype in which scores and sums of `x` are computed: fp64 if `x` is fp64, otherwise fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of query heads and of their key/value heads, so short that their scores are at most about `ELEMENTS`."""
+    """Yield (slice of query heads, slice of their key/value heads), so short that they have at most about `ELEMENTS` scores."""
     group = q.size(1) // k.size(1)
     step = max(1, ELEMENTS // max(1, q.size(0) * group * q.size(2) * k.size(2)))  # a batch may be empty
     for first in range(0, k.size(1), step):
@@ -109,7 +109,7 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply (B, H, T, n) by (B, K, n, m): each group of H / K heads shares a matrix. Returns (B, H, T, m)."""
+    """Multiply a (B, H, T, n) by b (B, K, n, m), where each group of H / K heads shares a matrix of b: (B, H, T, m)."""
     batch, heads, rows, _ = a.shape
     grouped = a.reshape(batch, b.size(1), heads // b.size(1) * rows, a.size(-1))
     return _product(grouped, b).view(batch, heads, rows, b.size(-1))

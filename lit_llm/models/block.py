@@ -32,7 +32,7 @@ class Block(nn.Module):
 
     Args:
         experts: whether the block has a mixture of experts instead of an MLP.
-        ahead: whether the block predicts a token further ahead, from the previous block's output and a later token's embedding.
+        ahead: whether the block is for multi-token prediction, and gets the embeddings of later tokens as a further input.
     """
 
     def __init__(self, config: GPTConfig, *, experts: bool = False, ahead: bool = False) -> None:
@@ -62,16 +62,16 @@ class Block(nn.Module):
         counted: Tensor | None = None,
         later: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, RouterSums]:
-        """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`.
+        """Apply the block: (B, T, d) → (B, T, d). Other arguments as in `Attention.forward`.
 
         Args:
-            counted: (B, T) bool, the positions whose targets count. A block with experts also returns its router's sums over
-                these positions. It stores no sums, so that a recomputation counts nothing twice. None: no sums are returned.
-            later: (B, T, d), the embeddings of later tokens. Only a block that predicts ahead takes it.
+            counted: (B, T) bool, the positions whose targets count. A block with experts then also returns its router's sums
+                over these positions. The block does not store sums, so a recomputation counts no token twice. None: no sums.
+            later: (B, T, d), the embeddings of later tokens. Only a block with `ahead` takes this argument.
         """
         if self.ahead is not None:
             x = self.ahead(x, later)
-        # The input of a branch has no name, because a name would keep its memory until the branch ends.
+        # The input of a branch is assigned to no variable, which would keep its memory until the branch ends.
         y = self.attention(_input(x, self.attention_norm, self.attention_convolution, see, cache), rotation, see, cache, drops)
         y = drop(_normed(y, self.attention_output_norm), self.dropout, drops, SITES.index("attention.output"))
         after_attention = self._add(x, y)
@@ -90,7 +90,7 @@ class Block(nn.Module):
 
 
 class AheadInput(nn.Module):
-    """The input of a block that predicts a token further ahead: W [norm(h); norm(e)], with the previous block's output h and
+    """Computes the input of a block for multi-token prediction: W [norm(h); norm(e)], with the previous block's output h and
     the embedding e of the last known token (DeepSeek-V3, arXiv 2412.19437, equation 21)."""
 
     def __init__(self, config: GPTConfig) -> None:

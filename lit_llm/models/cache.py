@@ -13,11 +13,11 @@ from lit_llm.models.config import GPTConfig
 
 
 class Positions:
-    """A tensor (B, K, S, h) to which positions are appended.
+    """Stores a tensor (B, K, S, h), to which positions are appended.
 
     Args:
-        capacity: number of positions to allocate. Beyond it, all positions are copied into a larger tensor.
-        before: (B, K, n, h), values at n positions before the first, which precede all others in the tensor. None: n is 0.
+        capacity: number of positions to allocate. If more are appended, all positions are copied into a larger tensor.
+        before: (B, K, n, h), values at n positions before position 0; the tensor begins with these values. None: n is 0.
     """
 
     def __init__(self, capacity: int, before: Tensor | None = None) -> None:
@@ -39,7 +39,7 @@ class Positions:
 class LayerCache:
     """The cached tensors of one layer: keys and values, or latents and rotary keys; and the inputs of convolutions.
 
-    Inputs of convolutions, too, are kept for every position, so that `KVCache.cut` can shorten a text to any prefix.
+    The inputs of convolutions are cached for every position, so that `KVCache.cut` can shorten a text to any prefix.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -52,12 +52,12 @@ class LayerCache:
         return self.parts[0].length if 0 in self.parts else 0
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Store tensors of T new positions, (B, K, T, h); return those of all positions so far as (B, K, S, h) views."""
+        """Store tensors (B, K, T, h) of T new positions. Return the tensors of all positions so far, as views (B, K, S, h)."""
         return tuple(self.parts.setdefault(i, Positions(self.capacity)).append(x) for i, x in enumerate(new))
 
     def with_past(self, module: nn.Module, x: Tensor, positions: int) -> Tensor:
-        """Store a module's new inputs x; return x preceded by the module's inputs at the last `positions` positions, which are
-        zeros before the first position of a text: (B, T, c) → (B, positions + T, c)."""
+        """Store a module's new inputs x. Return x with the module's inputs at the last `positions` positions before x (zeros
+        before the first position of a text): (B, T, c) → (B, positions + T, c)."""
         if module not in self.parts:
             self.parts[module] = Positions(self.capacity, x.new_zeros(x.size(0), 1, positions, x.size(2)))
         return self.parts[module].append(x[:, None])[:, 0, -positions - x.size(1) :]
@@ -67,7 +67,7 @@ class KVCache:
     """One `LayerCache` per block, so that generation computes each position once.
 
     Args:
-        capacity: expected number of positions. None: block_size, which is up to 131,072 in imported models.
+        capacity: expected number of positions. None: `config.block_size`, which may be 131,072 in imported models.
     """
 
     def __init__(self, config: GPTConfig, capacity: int | None = None) -> None:
@@ -82,11 +82,11 @@ class KVCache:
         return (part for layer in self.layers for part in layer.parts.values())
 
     def cut(self, length: int) -> None:
-        """Forget the positions from `length` on in all layers, also if an interrupted pass has reached only some of them."""
+        """Forget the positions from `length` on in all layers, even if an interrupted pass has appended to some layers only."""
         for part in self._parts:
             part.length = part.before + length
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only the sequences with these row numbers."""
+        """Keep only the sequences with the row numbers `rows` in the cache, in the order of `rows`."""
         for part in self._parts:
             part.held = None if part.held is None else part.held[rows]

@@ -1,10 +1,10 @@
 """A loss that is a sum over tokens, computed in chunks: logits, loss and gradients of C tokens at a time.
 
 A token is a row of the hidden states h, of the logits h Wᵀ and of the targets. A `RowLoss` defines the loss of a row:
-cross-entropy here, distillation in `lit_llm.models.distillation_loss`. Both share the buffers, chunks, autocast, sums and
-gradients of this file. Letters as in `lit_llm.models.loss`: N rows, d width, V vocabulary rows of the output matrix W including
-padding (with `VocabularyShards`: of this rank's shard), C rows of a chunk, R rows of a block of its softmax. The sum dtype is
-fp32, or fp64 if W is fp64.
+cross-entropy here, distillation in `lit_llm.models.distillation_loss`. Both losses share the buffers, chunks, autocast, sums
+and gradients of this file. Letters as in `lit_llm.models.loss`: N rows, d width, V vocabulary rows of the output matrix W
+including padding (with `VocabularyShards`: of this rank's shard), C rows of a chunk, R rows of a block of the chunk's softmax.
+The sum dtype is fp32, or fp64 if W is fp64.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lit_llm.core.memory import SOFTMAX_NUMEL
 
 
 class VocabularyShards(NamedTuple):
-    """States that ``weight`` is this rank's shard of the output matrix: V consecutive rows, equally many on every rank.
+    """Record of how ranks split the output matrix: the loss's ``weight`` is V consecutive rows, equally many on every rank.
 
     Every rank of the group must call the loss with the same ``hidden``, ``targets`` and settings. The caller must sum the
     gradient of ``hidden`` over the group: each rank has only the *partial sum* through its own columns. The gradient of
-    ``weight`` is complete for this rank's rows. All tensors are plain ones, not DTensors.
+    ``weight`` is complete for this rank's rows. All tensors are plain tensors, not DTensors.
     """
 
     group: dist.ProcessGroup
@@ -38,9 +38,9 @@ class VocabularyShards(NamedTuple):
 def checked_rows(
     hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shards: VocabularyShards | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check the arguments of a loss, as `lit_llm.models.loss.cross_entropy` describes them and their errors.
+    """Check and flatten the arguments of a loss. `lit_llm.models.loss.cross_entropy` describes the arguments and errors.
 
-    Returns hidden (N, d), weight, targets (N,) with 0 in the place of -100, and a mask of the other targets, which count, (N,).
+    Returns hidden (N, d), weight, targets (N,) with 0 in the place of -100, and a mask (N,) of the targets that were not -100.
     """
     check(hidden, weight, targets, vocab_size, shards)
     targets = targets.reshape(-1)
@@ -52,7 +52,7 @@ def checked_rows(
 
 
 def real_columns(weight: Tensor, vocab_size: int, shards: VocabularyShards | None) -> int:
-    """Return the number of leading columns of this rank's h Wᵀ that are not padding: 0 if its shard is all padding."""
+    """Return how many of this rank's columns of h Wᵀ, the first ones, are not padding: 0 if the shard is all padding."""
     return vocab_size if shards is None else min(max(vocab_size - shards.first_row, 0), weight.shape[0])
 
 
@@ -67,7 +67,7 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, shar
 
 
 def _check_range(targets: Tensor, vocab_size: int) -> None:
-    """Raise IndexError (on CUDA, a device-side assert) for a target beyond the vocabulary. All ranks raise: each checks all."""
+    """Raise IndexError (on CUDA, a device-side assert) for a target beyond the vocabulary. Every rank checks all targets."""
     if targets.device.type == "cpu":
         wrong = targets[(targets < 0) | (targets >= vocab_size)]
         if len(wrong):
@@ -77,10 +77,10 @@ def _check_range(targets: Tensor, vocab_size: int) -> None:
 
 
 class RowLoss(Protocol):
-    """Computes the loss of each row and its gradient with respect to that row of h Wᵀ, also for rows that do not count."""
+    """Protocol: computes each row's loss, and this loss's gradient with respect to the row of h Wᵀ, also of ignored rows."""
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
-        """Allocate n temporary buffers, (n, rows, …), for calls with up to `rows` rows of a product (C, V)."""
+        """Allocate n temporary buffers (n, rows, …) for calls with up to `rows` rows of a `product` (C, V)."""
 
     def __call__(
         self, product: Tensor, targets: Tensor, rows: slice, scratch: Tensor, *, need_gradient: bool
@@ -88,25 +88,25 @@ class RowLoss(Protocol):
         """Return loss and NLL of R rows, (R, 1), in the sum dtype; the same bits on every rank of a split vocabulary.
 
         Args:
-            product: (R, V) rows of h Wᵀ in the compute dtype. With `need_gradient`, the gradient of the loss with respect to
-                these rows replaces them; without, they may be overwritten by anything.
+            product: (R, V) rows of h Wᵀ in the compute dtype. With `need_gradient`, the call overwrites these rows by the
+                gradient of the loss with respect to them; without, the call may overwrite them by any values.
             targets: (R, 1) int64 in [0, vocab_size), also in ignored rows.
-            rows: which of the N rows these are.
-            scratch: (n, R, …), a part of the buffers of `scratch`.
+            rows: the slice of the N rows that is computed.
+            scratch: (n, R, …), a part of the buffers that the method `scratch` allocated.
         """
 
 
 def chunked_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, row_loss: RowLoss, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of loss and NLL over the counted rows, and the NLL of each row (N,), 0 where a row does not count.
+    """Return the sum of the loss and the sum of the NLL over counted rows, and the NLL of each row (N,), 0 if not counted.
 
     Only the sum of the loss is differentiable, and only once: its gradients are computed in the forward pass. Gradients that
     are not needed (``no_grad``, frozen weight) are not computed.
 
     Args:
         hidden, weight, targets, counted: the results of `checked_rows`.
-        chunk_size: C.
+        chunk_size: C, the number of rows of a chunk.
     """
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         sums: tuple[Tensor, Tensor, Tensor] = _ChunkedLoss.apply(hidden, weight, targets, counted, row_loss, chunk_size)
@@ -141,7 +141,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 class RowNLL(torch.autograd.Function):
-    """The differentiable NLL of each row (N,). The backward pass computes the logits again. Arguments as in `chunked_loss`."""
+    """Returns the differentiable NLL of each row (N,). Recomputes logits in backward. Arguments as in `chunked_loss`."""
 
     @staticmethod
     def forward(
@@ -167,7 +167,7 @@ class RowNLL(torch.autograd.Function):
 
 
 def _gradient_dtypes(hidden: Tensor, weight: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """Dtypes of the gradients of both tensors. With FSDP2, a bf16 weight may take its gradient in fp32 (`grad_dtype`)."""
+    """(dtype of `hidden`'s gradient, dtype of `weight`'s gradient). The latter is the weight's `grad_dtype`, if that is set."""
     return hidden.dtype, (weight.is_leaf and weight.grad_dtype) or weight.dtype
 
 
@@ -182,10 +182,10 @@ def _forward(
     need_hidden: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return the sums of loss and NLL, the NLL of each row (N,), and the gradients of the loss sum.
+    """Return the sum of the loss, the sum of the NLL, the NLL of each row (N,), and two gradients of the sum of the loss.
 
-    The gradients are (N, d) in the compute dtype and (V, d) in the sum dtype. With shards the sums cover the whole vocabulary,
-    the gradients only this rank's columns.
+    The gradients, of hidden (N, d) in the compute dtype and of weight (V, d) in the sum dtype, are None if not needed. With
+    shards the sums are over the whole vocabulary, and the gradients are only through this rank's columns of h Wᵀ.
     """
     device = hidden.device
     if torch.is_autocast_enabled(device.type):
@@ -233,7 +233,7 @@ def _forward(
 
 @dataclass(frozen=True)
 class CrossEntropyRows:
-    """The cross-entropy of each row; see `lit_llm.models.loss.cross_entropy`. `columns` is the result of `real_columns`."""
+    """The `RowLoss` of cross-entropy (see `lit_llm.models.loss.cross_entropy`). `columns`: the result of `real_columns`."""
 
     columns: int
     softcap: float | None = None
@@ -291,7 +291,7 @@ def _sharded_softmax(
     p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
     shards: VocabularyShards,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each row the target's logit, its log-probability, and the row's logsumexp, (R, 1) each, equal on all ranks."""
+    """Return each row's logit of the target, log-probability of the target, and logsumexp: (R, 1) each, equal on all ranks."""
     # In a shard of padding only, the largest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
     top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
     torch.sub(z, top, out=p).exp_()
@@ -306,7 +306,7 @@ def _sharded_softmax(
 
 
 def gathered(values: Tensor, shards: VocabularyShards | None) -> Tensor:
-    """Return the values of all ranks, (ranks, …). Without shards: this rank's values as (1, …)."""
+    """All-gather `values` (…) from all ranks of the shards' group: (ranks, …). Without shards returns `values` as (1, …)."""
     if shards is None:
         return values[None]
     everyone = values.new_empty(shards.group.size(), *values.shape)

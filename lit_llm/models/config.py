@@ -1,4 +1,4 @@
-"""The configuration of a GPT. GPT-2, LLaMA, Mistral and others are values of its settings; no code reads a model's name."""
+"""The configuration of a GPT. Its settings express GPT-2, LLaMA, Mistral and others; no code depends on a model's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RopeScaling: TypeAlias = dict[str, bool | float | str | list[float]]
 
 
 class LayerSettings(NamedTuple):
-    """The settings of one block that `GPTConfig.layers` may vary."""
+    """Record of one block's settings, of those that `GPTConfig.layers` can set per block. `GPTConfig` explains the fields."""
 
     window: int | None
     rope: bool
@@ -27,11 +27,11 @@ class LayerSettings(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A reason why a model cannot be built."""
+    """Record of a reason why a model cannot be built: a sentence `what`, and the command-line flags that mend the mistake."""
 
     what: str
     flags: str
-    """The flags that mend the mistake."""
+    """The command-line flags that mend the mistake, for example "--model.n_kv_head"."""
 
     def __str__(self) -> str:
         return f"{self.what} ({self.flags})"
@@ -49,113 +49,115 @@ class GPTConfig:
     n_head: Annotated[int, whole(1, 100_000)] = 6
     """Number of query heads; must divide n_embd unless head_dim is given."""
     n_kv_head: Annotated[int | None, whole(1, 100_000)] = None
-    """Number of key/value heads; must divide n_head. None: as many as n_head (multi-head), fewer: grouped-query attention."""
+    """Number of key/value heads; must divide n_head. None: n_head (multi-head attention). Fewer: grouped-query attention."""
     n_embd: Annotated[int, whole(1, 1_000_000)] = 384
     """Width of the residual stream."""
     head_dim: Annotated[int | None, whole(1, 65_536)] = None
     """Width of one attention head. None: n_embd / n_head."""
     latent: LatentConfig | None = None
-    """Multi-head latent attention (DeepSeek-V2). None: queries, keys and values come from the residual stream."""
+    """Settings of multi-head latent attention (DeepSeek-V2). None: ordinary queries, keys and values."""
     block_size: Annotated[int, whole(1, 1_000_000_000)] = 256
     """Longest context, in tokens."""
     vocab_size: Annotated[int | None, whole(1, 100_000_000)] = None
-    """Number of token ids. None: follows the data's tokenizer."""
+    """Number of token ids. None: the number of ids of the data's tokenizer."""
     mlp: Literal["gelu", "relu2", "swiglu", "geglu", "clamped_swiglu"] = "relu2"
     """MLP kind; swiglu, geglu and clamped_swiglu (GPT-OSS) have a third matrix, the gate."""
     mlp_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of the MLP. None: 4 * n_embd."""
     moe: MoEConfig | None = None
-    """A mixture of experts in the place of the MLP. Each expert is an MLP of the same kind and biases. None: no experts."""
+    """Settings of a mixture of experts in place of the MLP. Each expert is an MLP with the settings mlp and mlp_bias. None: no
+    experts."""
     gelu_approximate: Literal["none", "tanh"] | None = None
     """Approximation of gelu and geglu, as in torch. None: tanh in gelu (GPT-2), none in geglu."""
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     """Normalisation in the blocks and before the head."""
     norm_position: Literal["pre", "post", "sandwich"] = "pre"
-    """Where a block normalises: the input of attention and MLP, their output (OLMo 2), or both (Gemma 2)."""
+    """What a block normalises. pre: the inputs of attention and MLP; post: their outputs (OLMo 2); sandwich: both (Gemma 2)."""
     norm_eps: Annotated[float, above(0, 1)] = 1e-5
-    """Epsilon of all norms but latent attention's."""
+    """Epsilon of all norms except the norms of latents in latent attention."""
     norm_unit_offset: bool = False
-    """The gain of every RMSNorm but latent attention's is 1 + weight (Gemma)."""
+    """Whether the gain of RMSNorm is 1 + weight (Gemma) instead of weight. Norms of latents always have the gain weight."""
     parallel_residual: bool = False
-    """Attention and MLP read the same residual stream (GPT-NeoX), instead of one after the other. Needs norm_position pre."""
+    """Whether attention and MLP read the same input (GPT-NeoX). False: the MLP reads the residual stream after attention.
+    True needs norm_position pre."""
     embedding_scale: Annotated[float | None, above(0, 10**6)] = None
-    """Factor of the token embeddings. None: 1. Gemma: sqrt(n_embd)."""
+    """Factor by which token embeddings are multiplied. None: 1. Gemma: sqrt(n_embd)."""
     residual_scale: Annotated[float, above(0, 10**6)] = 1.0
-    """Factor of the outputs of attention and MLP before they are added to the residual stream (Granite, MiniCPM)."""
+    """Factor of attention's and the MLP's outputs before these are added to the residual stream (Granite, MiniCPM)."""
     position: Literal["learned", "rope"] = "rope"
-    """Learned absolute positions (GPT-2) or rotary embeddings (half-split convention, as in LLaMA's Hugging Face port)."""
+    """Kind of position embedding: learned absolute positions (GPT-2), or rotary (half-split, as in Hugging Face's LLaMA)."""
     rope_theta: Annotated[float, above(0, 10**15)] = 10000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
-    """Scaling of the rotary frequencies to a longer context: rope_type llama3, linear, yarn or longrope, and its values, named
-    as in transformers. None: no scaling."""
+    """Scaling of the rotary frequencies to a longer context: a dict with rope_type (llama3, linear, yarn or longrope) and the
+    values of this type, named as in transformers. None: no scaling."""
     partial_rotary_factor: Annotated[float, Domain(0, 1, above_low=True)] = 1.0
-    """Fraction of each head's dimensions that is rotated: the first ones (GPT-NeoX: 0.25)."""
+    """Fraction of each head's dimensions, the first ones, to which the rotary embedding is applied (GPT-NeoX: 0.25)."""
     bias: bool = False
-    """Biases in every linear layer of the blocks, and in LayerNorm."""
+    """Whether every linear layer of the blocks, and every LayerNorm, has a bias."""
     qkv_bias: bool | None = None
-    """Biases of queries, keys and values (Qwen2 has only these). None: same as bias."""
+    """Whether the projections to queries, keys and values have biases (Qwen2 has only these). None: same as bias."""
     attention_output_bias: bool | None = None
-    """Bias of the projection after attention. None: same as bias."""
+    """Whether the output projection of attention has a bias. None: same as bias."""
     mlp_bias: bool | None = None
-    """Biases of the MLP. None: same as bias."""
+    """Whether the linear layers of the MLP have biases. None: same as bias."""
     norm_bias: bool | None = None
-    """Biases of LayerNorm. None: same as bias."""
+    """Whether LayerNorm has a bias. None: same as bias."""
     tie_embeddings: bool = False
-    """One matrix for the token embedding and the output head."""
+    """Whether the token embedding and the output head are one matrix."""
     dropout: Annotated[float, below(0, 1)] = 0.0
-    """Probability of dropping embeddings, attention weights and residual updates in training."""
+    """Dropout probability in training, for embeddings, attention weights, and outputs of attention and MLP."""
     qk_norm: bool = True
-    """RMSNorm with a gain on queries and keys, before the rotary embedding."""
+    """Whether an RMSNorm with a gain normalises queries and keys, before the rotary embedding."""
     qk_norm_width: Literal["head", "projection"] = "head"
-    """head: QK-norm normalises each head. projection: it normalises all heads of a position together (OLMo 2)."""
+    """head: QK-norm normalises each head. projection: QK-norm normalises all heads of a position together (OLMo 2)."""
     qkv_convolution: Annotated[int | None, whole(2, 1024)] = None
-    """Positions of a causal convolution by channel that is added to queries, keys and values (Canon layers: 4). It starts as
-    zero. None: no convolution."""
+    """Kernel size, in positions, of a causal depthwise convolution whose output is added to queries, keys and values (Canon
+    layers: 4). Its weights start as zero. None: no convolution."""
     input_convolution: Annotated[int | None, whole(2, 1024)] = None
-    """Positions of a causal convolution by channel that is added to the normalised inputs of attention and MLP (Canon layers:
-    4). It starts random, with the variance of its input. None: no convolution."""
+    """Kernel size, in positions, of a causal depthwise convolution whose output is added to the normalised inputs of attention
+    and MLP (Canon layers: 4). Its weights start random: output and input have equal variance. None: no convolution."""
     exclusive_attention: bool = False
-    """Removes from each head's output its part along the position's own value, which the residual stream holds already
-    (exclusive self-attention, Zhai 2026)."""
+    """Whether to remove from each head's output the component along the position's own value vector, which the residual stream
+    contains already (exclusive self-attention, Zhai 2026)."""
     window: Annotated[int | None, whole(1, 1_000_000_000)] = None
     """Sliding window: a position attends to itself and the window - 1 positions before it. None: all earlier positions."""
     layers: dict[str, list[bool | int | float | RopeScaling | None]] | None = None
-    """Settings that vary with depth, as patterns that repeat: window, rope (false: no rotary embedding), rope_theta,
-    rope_scaling and experts (false: an MLP). Example: {window: [512, 512, null]}. A pattern replaces the setting of the same
-    name; experts replaces first_dense and every of moe."""
+    """Settings per block: setting → list of values, which repeats over the blocks. Example: {window: [512, 512, null]}. The
+    settings are window, rope (false: no rotary embedding), rope_theta, rope_scaling and experts (false: an MLP). A list
+    replaces the setting of the same name; experts replaces first_dense and every of moe."""
     attention_scale: Annotated[float | None, above(0, 10**6)] = None
-    """Factor of the attention scores. None: 1 / sqrt(head_dim)."""
+    """Factor by which attention scores are multiplied. None: 1 / sqrt(head_dim)."""
     attention_softcap: Annotated[float | None, above(0, 10**6)] = None
-    """c: attention scores become c * tanh(scores / c) (Gemma 2). None: no soft cap."""
+    """Soft cap c of attention scores, which become c * tanh(scores / c) (Gemma 2). None: no soft cap."""
     attention_sinks: bool = False
-    """Each head learns one more logit in the softmax of its attention, without a value (gpt-oss)."""
+    """Whether each head learns a further logit (sink) in the softmax of its attention, which has no value (gpt-oss)."""
     logit_scale: Annotated[float, above(0, 10**6)] = 1.0
-    """Factor of the logits, before the soft cap (Granite: 1 / logits_scaling)."""
+    """Factor by which logits are multiplied, before the soft cap (Granite: 1 / logits_scaling)."""
     logit_softcap: Annotated[float | None, above(0, 10**6)] = None
-    """c: logits become c * tanh(logits / c). None: no soft cap."""
+    """Soft cap c of logits, which become c * tanh(logits / c). None: no soft cap."""
     pad_vocab_to: Annotated[int, whole(1, 1_000_000)] = 64
-    """Embedding and head have vocab_size rounded up to a multiple of this. Padding ids enter neither logits nor loss."""
+    """Embedding and head have vocab_size rows, rounded up to a multiple of this. Padding rows are not in logits and loss."""
     init_std: Annotated[float, above(0, 1000)] = 0.02
     """Standard deviation of the initial weights (GPT-2)."""
     zero_init_projections: bool | None = None
-    """True: both projections into the residual stream start at zero, so blocks start as the identity. False: their std is
-    init_std / sqrt(2 * n_layer) (GPT-2). None: true, unless embeddings are tied, because the model would predict its input, or
-    a norm follows the projections, because it would divide zero by zero."""
+    """True: the output projections of attention and MLP start at zero, so blocks start as the identity. False: their std is
+    init_std / sqrt(2 * n_layer) (GPT-2). None: true, unless embeddings are tied (the model would predict its input), or a norm
+    follows the projections (the norm would divide zero by zero)."""
     base_width: Annotated[int | None, whole(1, 1_000_000)] = None
-    """Width at which the optimizer's learning rates and init_std apply as they are given. At other widths, rates and initial
-    weights are scaled (muP; docs/transfer.md), so that one rate is best for all widths. None: no scaling with the width."""
+    """n_embd for which the optimizer's learning rates and init_std are meant. At other widths, rates and initial weights are
+    scaled (muP; docs/transfer.md), so that one rate is best for all widths. None: no scaling with the width."""
     base_depth: Annotated[int | None, whole(1, 4096)] = None
-    """Number of blocks at which the rates apply as they are given. At other depths, the rates of the projections into the
-    residual stream are scaled (CompleteP). None: no scaling with the depth."""
+    """n_layer for which the optimizer's learning rates are meant. At other depths, the rates of the output projections of
+    attention and MLP are scaled (CompleteP). None: no scaling with the depth."""
     predict_ahead: Annotated[int, whole(0, 64)] = 0
     """Number of further tokens that training predicts at each position: multi-token prediction, with one more block for each
     token (DeepSeek-V3; `loss.ahead_weight`). Validation and generation leave these blocks out. 0: the next token only."""
     mask_documents: bool = False
-    """Attention stays within a document, and positions restart in each. The data says where documents begin; if it does not,
-    each eos_id opens one. In generation, prompt and continuation are one document."""
+    """Whether attention stays within a document, and positions restart in each document. The data says where documents begin;
+    without this information, each eos_id opens a document. In generation, prompt and continuation are one document."""
     eos_id: Annotated[int | None, whole(0, 100_000_000)] = None
-    """End-of-document id. None: follows the data's tokenizer."""
+    """End-of-document token id. None: the end-of-document id of the data's tokenizer."""
 
     def __post_init__(self) -> None:
         if isinstance(self.moe, dict):  # as a checkpoint stores it
@@ -194,7 +196,7 @@ class GPTConfig:
 
     @property
     def rotated_dims(self) -> int:
-        """Number of dimensions of each head that the rotary embedding turns."""
+        """Number of dimensions of each head to which the rotary embedding is applied."""
         if self.latent is not None:
             return self.latent.rope_head_dim
         return int(self.resolved_head_dim * self.partial_rotary_factor)
@@ -233,13 +235,13 @@ class GPTConfig:
 
     @property
     def hidden_std(self) -> float:
-        """Initial standard deviation of blocks' matrices but `residual_std`'s: init_std / √(first of `size_ratios`, or 1)."""
+        """Initial std of a block's matrices but output projections: init_std, or init_std / √(n_embd / base_width) if given."""
         width, _ = self.size_ratios or (1.0, 1.0)
         return self.init_std / math.sqrt(width)
 
     @property
     def residual_std(self) -> float:
-        """Initial standard deviation of the projections into the residual stream."""
+        """Initial standard deviation of the output projections of attention and MLP, 0 or not (see `zero_init_projections`)."""
         zero = self.zero_init_projections
         if zero is None:
             zero = not self.tie_embeddings and self.norm_position == "pre"
@@ -251,8 +253,8 @@ class GPTConfig:
         """Initial standard deviation of the output matrix.
 
         The normalised residual stream has norm √d, so logits have variance d·std², and the first loss is ln V + d·std²/2. Up
-        to a width of about 1,000, std is init_std's 0.02. Wider models get a smaller one, so that the first loss is within 2 %
-        of ln V. With base_width, std is the base model's divided by the ratio of the widths, within the same limit.
+        to a width of about 1,000, std is init_std (0.02). In wider models, std is less than init_std, so that the first loss
+        is within 2 % of ln V. With base_width, std is the base model's std divided by n_embd / base_width, in the same limit.
         """
         assert self.vocab_size is not None
         width, _ = self.size_ratios or (1.0, 1.0)
@@ -265,7 +267,7 @@ class GPTConfig:
         return math.ceil(self.vocab_size / self.pad_vocab_to) * self.pad_vocab_to
 
     def problems(self) -> list[str]:
-        """Every reason why this model cannot be built, one sentence each, with the flags that mend it."""
+        """Every reason why this model cannot be built, one sentence each, with the flags that mend the mistake."""
         return [str(mistake) for mistake in self.mistakes()]
 
     def mistakes(self) -> list[Mistake]:
@@ -281,7 +283,7 @@ class GPTConfig:
         return [*self._combination_mistakes(), *layers, *ranges.values()]
 
     def _combination_mistakes(self) -> Iterator[Mistake]:
-        """Mistakes of settings that do not fit together."""
+        """Yield the mistakes of settings that do not fit together."""
         if self.moe is not None:
             yield from self._experts_mistakes(self.moe)
         if self.latent is not None:
@@ -363,7 +365,7 @@ class GPTConfig:
             )
 
     def _experts_mistakes(self, moe: MoEConfig) -> Iterator[Mistake]:
-        """Mistakes in the experts' settings, alone and with other settings."""
+        """Yield the mistakes in the experts' settings, alone and with other settings."""
         yield from (Mistake(*each) for each in moe.problems(None if "experts" in (self.layers or {}) else self.n_layer))
         if self.size_ratios is not None:
             yield Mistake(
@@ -372,7 +374,7 @@ class GPTConfig:
             )
 
     def _layer_mistakes(self) -> Iterator[Mistake]:
-        """Mistakes in `rope_scaling` and in `layers`."""
+        """Yield the mistakes in `rope_scaling` and in `layers`."""
         if self.rope_scaling is not None:
             for problem in rope_scaling_problems(self.rope_scaling, self.rotated_dims, "model.rope_scaling"):
                 yield Mistake(problem, "--model.rope_scaling")
@@ -411,7 +413,7 @@ class GPTConfig:
             yield problem
 
     def _block_mistakes(self) -> Iterator[Mistake]:
-        """Mistakes of blocks whose settings are valid alone, but not together."""
+        """Yield the mistakes of blocks whose settings are valid alone, but not together."""
         patterns = self.layers or {}
         for i in range(self.n_blocks):
             window, rope, theta, scaling, _ = self.layer(i)
@@ -428,11 +430,11 @@ class GPTConfig:
     def flops_per_token(self, length: int | None = None) -> float:
         """Return the training FLOPs per token: 6 * N_matmul, and 12 * H * h * min(T, window) for each block's attention.
 
-        T is `length`, or block_size if it is None. Scores that the causal mask hides count. H * h is d unless head_dim is set;
-        with latent attention h is the mean width of a head's keys and values. N_matmul is the number of elements of all
-        matrices in matrix products: a tied head counts once, an embedding look-up not at all, and of the experts those that
-        compute a token. Each token of `predict_ahead` adds a block, a projection of 2 d² and the head once more. The forward
-        pass takes a third of the FLOPs.
+        T is `length` (None: block_size), H is n_head, h is head_dim and d is n_embd. Scores that the causal mask hides count.
+        With latent attention h is the mean width of a head's keys and values. N_matmul is the number of elements of all
+        matrices in matrix products: a tied head counts once, an embedding look-up not at all, and of the experts only the
+        experts that compute a token. Each token of `predict_ahead` adds a block, a projection of 2 d² elements and the head
+        once more. The forward pass takes a third of the FLOPs.
         Source: Kaplan et al. 2020 (6N) and PaLM, appendix B (attention term).
         """
         length = self.block_size if length is None else length
@@ -453,7 +455,7 @@ class GPTConfig:
         return sum(self.layer(i).experts for i in range(self.n_blocks))
 
     def _active_widths(self) -> Iterator[int]:
-        """Yield for each block the width of its MLP, or the total width of the experts that compute a token."""
+        """Yield for each block the hidden width of its MLP, or the total hidden width of the experts that compute a token."""
         for i in range(self.n_blocks):
             if self.moe is not None and self.layer(i).experts:
                 yield self.moe.top_k * self.moe.width(self.hidden_width) + self.moe.width_of_shared(self.hidden_width)
@@ -462,7 +464,7 @@ class GPTConfig:
 
     @property
     def idle_parameters(self) -> int:
-        """Number of parameters that a token does not use: those of the experts that its routers do not choose."""
+        """Number of parameters that a token does not use: the parameters of routed experts that do not compute the token."""
         if self.moe is None:
             return 0
         moe, matrices = self.moe, 3 if self.gated else 2
@@ -483,7 +485,7 @@ _NEEDS: dict[str, tuple[str, Callable[[GPTConfig], bool]]] = {
         ("model.position rope", lambda model: model.position == "rope"),
     ),
 }
-"""Setting → the other setting without which it has no effect, and whether a model has that other setting."""
+"""Setting → (other setting without which this setting has no effect, function: does a model have the other setting?)."""
 
 
 def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
@@ -495,7 +497,7 @@ def _range_mistakes(settings: Any, key: str) -> dict[str, Mistake]:
 
 
 MODEL_DOMAINS = ranges_of(GPTConfig)
-"""{field: its range} for each number of a model, alone and in patterns of `layers`. Upper bounds exceed any model's sizes."""
+"""{field: range} for each numeric field of GPTConfig, also for values in `layers`. Upper bounds exceed any model's sizes."""
 
 
 def _nearest_divisors(number: int, wanted: int) -> str:

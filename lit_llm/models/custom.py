@@ -27,16 +27,16 @@ SETTINGS = ("block_size", "vocab_size", "eos_id")
 class Architecture:
     """Your own class instead of `GPT`: ``architecture: {class_path: mine.LSTMModel, init_args: {width: 64}}`` in a recipe.
 
-    The whole contract:
+    The class must satisfy this contract:
 
     * It is a ``torch.nn.Module`` with ``__init__(self, vocab_size: int, ...)``. ``vocab_size`` comes from the data. All further
       arguments come from ``init_args`` as plain values (numbers, text, lists, dicts), because every checkpoint stores them.
     * ``forward(input_ids)`` takes (B, T) int64, T at most ``model.block_size``, and returns (B, T, vocab_size) logits. The
-      logits at a position depend only on ids up to that position (`check` tests it).
+      logits at a position depend only on ids up to that position (the command `check` tests this).
     * ``blocks`` is optional, an ``nn.ModuleList``. FSDP2, activation checkpointing, compile and float8 work on each block.
-      Without it FSDP2 gathers the whole model at once, and the other three are refused.
+      Without ``blocks``, FSDP2 gathers the whole model at once, and the other three features are refused.
 
-    ``__init__`` draws the initial weights, on the CPU and equal on all ranks. `parameter_groups` sorts them:
+    ``__init__`` draws the initial weights, on the CPU and equal on all ranks. `parameter_groups` sorts the parameters:
     ``nn.Embedding`` and modules called ``head`` are embeddings, other tensors with two dimensions are matrices (Muon, weight
     decay).
     """
@@ -46,17 +46,17 @@ class Architecture:
 
     @classmethod
     def of(cls, parsed: Any) -> Architecture | None:
-        """Return the architecture for a recipe's parsed group: a namespace of `class_path` and `init_args`. None: None."""
+        """Make the Architecture from a recipe's parsed group, a namespace of `class_path` and `init_args`. None gives None."""
         if parsed is None:
             return None
         values = parsed.as_dict()
         return cls(values["class_path"], values.get("init_args") or {})
 
     def load(self) -> type[nn.Module]:
-        """Import the class.
+        """Import and return the class.
 
         Raises:
-            UserError: if it does not exist or breaks the contract.
+            UserError: the class does not exist or breaks the contract.
         """
         module, _, name = self.class_path.rpartition(".")
         if not module or module.startswith("."):
@@ -87,10 +87,10 @@ class Architecture:
         return module_class
 
     def build(self, vocab_size: int, device: str = "cpu") -> nn.Module:
-        """Build the module.
+        """Build and return the module.
 
         Raises:
-            UserError: as `load`; or if the class does not accept the arguments, or its module has no forward.
+            UserError: the class does not exist, breaks the contract, refuses its arguments, or has no forward.
         """
         cls = self.load()
         try:
@@ -99,8 +99,13 @@ class Architecture:
             raise UserError(
                 f"architecture {self.class_path} does not accept its init_args: {error} (--architecture)."
             ) from None
-        with torch.device(device):
-            module = cls(vocab_size=vocab_size, **self.init_args)
+        try:
+            with torch.device(device):
+                module = cls(vocab_size=vocab_size, **self.init_args)
+        except ValueError as error:  # the class refuses a value. Other errors are bugs, and keep their traceback.
+            if device == "meta":
+                raise  # the reason may be the device
+            raise UserError(f"architecture {self.class_path} cannot be built: {error} (--architecture)") from error
         if getattr(module.forward, "__func__", None) is nn.Module.forward and cls.__call__ is nn.Module.__call__:
             raise UserError(
                 f"architecture {self.class_path} has no forward, which must map input_ids (B, T) to logits (B, T, vocab_size) "
@@ -157,7 +162,7 @@ class Architecture:
 
 
 def blocks_problem(class_path: str, names: list[str]) -> str:
-    """Return why the settings in `names`, which apply to blocks, cannot be used with a model without blocks."""
+    """Return a sentence: why the settings `names`, which apply to blocks, cannot be used with a model without blocks."""
     verb = "need" if len(names) > 1 else "needs"
     return (
         f"{' and '.join(names)} {verb} the model's blocks, but {class_path} has none: name the nn.ModuleList of its "
@@ -166,7 +171,7 @@ def blocks_problem(class_path: str, names: list[str]) -> str:
 
 
 def architecture_layout_problems(class_path: str, tensor_parallel: int, context: int) -> list[str]:
-    """Return one sentence for each of the two sizes, in ranks, that is above 1, because a custom model supports neither."""
+    """Return one sentence for each size that is above 1: custom models support neither tensor nor context parallelism."""
     sizes = {"tensor_parallel": tensor_parallel, "context": context}
     return [
         f"{name}={size} works with lit_llm's GPT only, not with {class_path}; use shards "
@@ -177,8 +182,8 @@ def architecture_layout_problems(class_path: str, tensor_parallel: int, context:
 
 
 def class_problem(key: str, value: Any) -> str | None:
-    """Return why a setting of a recipe names a class that cannot be used; None if the class can be used, if `key` is not
-    architecture, or if `value` is not a class path."""
+    """Return why the class path `value` of the setting `key` cannot be used; None if it can, if `key` is not "architecture", or
+    if `value` is not text."""
     if key != "architecture" or not isinstance(value, str):
         return None
     try:
@@ -189,10 +194,10 @@ def class_problem(key: str, value: Any) -> str | None:
 
 
 class CustomModel(nn.Module):
-    """Wraps a user's module for `LanguageModel`: given targets, it returns `LossSums`. Parameter names start with `network`.
+    """Gives a user's module the interface of `GPT`: with targets, it returns `LossSums`. Parameter names begin with `network`.
 
     Raises:
-        UserError: if the vocabulary size is unknown, the module cannot be built, or its `blocks` is not an nn.ModuleList.
+        UserError: the vocabulary size is unknown, the module cannot be built, or its `blocks` is not an nn.ModuleList.
     """
 
     vocabulary_shards = None  # no tensor parallelism
@@ -213,7 +218,7 @@ class CustomModel(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The network's blocks; empty if it has none."""
+        """The attribute `blocks` of the user's module; an empty list if the module has no blocks."""
         blocks = getattr(self.network, "blocks", None)
         return nn.ModuleList() if blocks is None else blocks
 
@@ -224,7 +229,7 @@ class CustomModel(nn.Module):
         *,
         loss: Callable[[Tensor, Tensor], LossSums] = cross_entropy_of_logits,
     ) -> Tensor | LossSums:
-        """Logits, or with targets the sums of the loss.
+        """Return logits, or with targets the sums of the loss.
 
         Args:
             input_ids: (B, T) int64.
@@ -232,10 +237,10 @@ class CustomModel(nn.Module):
             loss: `lit_llm.models.loss.cross_entropy_of_logits`, with settings bound by `functools.partial`.
 
         Returns:
-            Without targets (B, T, V) logits in at least fp32; with targets `LossSums` over all counted ones.
+            Without targets (B, T, V) logits in at least fp32; with targets `LossSums` over all targets that are not ignored.
 
         Raises:
-            UserError: if the module does not return such logits.
+            UserError: the module returns something other than floating-point logits (B, T, V).
         """
         z = self.network(input_ids)  # (B, T, V)
         wanted = (*input_ids.shape, self.vocab_size)

@@ -1,7 +1,7 @@
-"""Distillation from hidden states: cross-entropy, mixed with the divergence from a teacher's probabilities of its top ids.
+"""Distillation loss from hidden states: cross-entropy, mixed with the KL divergence from a teacher's top-k probabilities.
 
 At each position, the teacher gives k ids with their probabilities p_1, …, p_k at the temperature τ. All other ids form one more
-class: the teacher's probability of it is p_R = 1 − Σ p_i, the student's is q_R. With the student's logits z:
+class, with probability p_R = 1 − Σ p_i for the teacher and q_R for the student. With the student's logits z:
 
     q    = softmax(z / τ),  q_R = Σ q_j over the ids beyond the teacher's k
     KL   = Σ p_i log(p_i / q_i) + p_R log(p_R / q_R)            forward: KL(teacher ‖ student) of k + 1 classes
@@ -12,7 +12,7 @@ With k = V, p_R is 0 and KL compares the whole distributions. The gradients of l
     ∂KL / ∂z_i = (q_i − p_i) / τ        ∂KL / ∂z_j = r_j (q_R − p_R) / τ,  r = softmax of z / τ over the ids beyond alone
 
 q_R is computed as a sum over the other ids, because 1 − Σ q_i would lose digits. Letters as in `lit_llm.models.chunked_loss`.
-In the code, "beyond" and "rest" mean the ids beyond the teacher's k.
+In the code, "beyond" and "rest" mean the ids that are not among the teacher's k ids.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from lit_llm.models.chunked_loss import VocabularyShards, gathered
 
 
 class TeacherLogits(NamedTuple):
-    """The teacher's most likely ids for each target."""
+    """Record of the teacher's k most likely ids at each position, with their log-probabilities."""
 
     ids: Tensor
-    """(..., k) integers in [0, vocab_size), all different at one position. The leading dimensions are those of the targets."""
+    """(..., k) integers in [0, vocab_size), all different at one position. The leading dimensions are the targets' shape."""
     logp: Tensor
-    """(..., k) log-probabilities of the ids, below 0. Where the first of k is 0, there is no teacher, and KL is 0. If rounding
-    makes the sum of k probabilities exceed 1, the loss scales them to a sum of 1; with k = V it always does."""
+    """(..., k) log-probabilities of the ids, below 0. A position whose first value is 0 has no teacher, and its KL is 0. If
+    rounding makes the sum of the k probabilities exceed 1, or if k = V, the loss scales the probabilities to a sum of 1."""
     temperature: float
-    """τ of these probabilities."""
+    """Temperature τ at which the teacher's probabilities were computed."""
     weight: float
-    """Weight of KL in the loss, 0 to 1."""
+    """Weight of the KL divergence in the loss, 0 to 1."""
 
 
 class DistillationRows:
-    """The `RowLoss` of distillation. `columns` is the result of `real_columns`. `means` must be called after the loss."""
+    """The `RowLoss` of distillation. `columns` is the result of `real_columns`. Call `means` after the loss is computed."""
 
     def __init__(
         self, teacher: TeacherLogits, vocab_size: int, columns: int, softcap: float | None, shards: VocabularyShards | None
@@ -59,7 +59,7 @@ class DistillationRows:
         return product.new_empty(1 + len(self.temperatures), rows, product.shape[1] + 1, dtype=dtype)
 
     def means(self, counted: Tensor) -> Tensor:
-        """Return (1, 2): the sum of KL over the `counted` positions, (N,) bool, that have a teacher, and their number."""
+        """Return (1, 2): sum of KL over the positions in `counted` (N,) bool that have a teacher, number of these positions."""
         counts = self.is_known[:, 0] & counted
         return torch.stack(((self.divergence[:, 0] * counts).sum(), counts.sum()))[None]
 

@@ -1,12 +1,12 @@
-"""Dropout whose mask is a function of a value's place, not of a generator's state.
+"""Dropout whose mask is a hash of a value's place in the model and batch, and does not depend on a generator's state.
 
-The mask of a value is a hash of the seed of the micro-batch, the layer, the site in it, the row of the batch, the position in
-the sequence, and the channel. An attention weight has the head and the positions of query and key instead of position and
-channel. So any layout of ranks drops the values that one process drops, and so does a recomputation. No generator state is
-saved, and no mask: the backward pass computes it again.
+The mask of a value is a hash of: seed of the micro-batch, layer, site in the layer, row of the batch, position in the
+sequence, and channel. For an attention weight, head and the positions of query and key replace position and channel. So any
+layout of ranks, and any recomputation, drops the same values as one process. No generator state is saved, and no mask: the
+backward pass computes the mask again.
 
-A value is kept if the product of two 64-bit numbers, modulo 2⁶⁴, is large: one for its row, site and position, and one for its
-channel (multiply-shift hashing, Dietzfelbinger et al. 1997).
+A value is not dropped if the product of two 64-bit numbers, modulo 2⁶⁴, is large: a number for the value's row, site and
+position, and a number for its channel (multiply-shift hashing, Dietzfelbinger et al. 1997).
 
 Shape letters: B sequences, T positions, S positions of keys, H query heads, d channels, L layers.
 """
@@ -34,47 +34,49 @@ SITES = (
         "mlp.project",
     ),  # LoRA's
 )
-"""The sites: names of the places in a block that drop values. Other functions take a site as its index here."""
+"""Sites: names of the places in a block where dropout is applied. Functions take a site as its index in this tuple."""
 ELEMENTS = 2**20  # approximate number of mask elements in memory at a time: 8 MB
 
 _A, _B = -0x61C8864680B583EB, -0x40A7B892E31B1A47  # odd, with random bits: 2⁶⁴ / golden ratio; splitmix64's
 
 
 class Drops(NamedTuple):
-    """The numbers from which the masks of a forward pass are computed; those that `Drops.of` returns are for one block."""
+    """Record of random numbers that give the dropout masks of a forward pass. `of` returns the `Drops` of one block."""
 
     keys: Tensor
-    """(L + 1, sites) int64: a number for each block and site; the last row is the embedding's. For one block: (sites,)."""
+    """(L + 1, sites) int64: a random number per block and site; the last row is for the embedding. Of one block: (sites,)."""
     rows: Tensor
-    """(B, T) int64: a number for each sequence of the batch and each of this rank's positions."""
+    """(B, T) int64: a random number for each sequence of the batch and each of this rank's positions."""
     all_rows: Tensor
-    """(B, S) int64: the numbers of all positions of the sequence, also if ranks share it."""
+    """(B, S) int64: the random numbers `rows` for all positions of the sequence, also if ranks share the sequence."""
     queries: Tensor
-    """(B, queries) int64: numbers of queries whose attention this rank computes: `rows`, or with shared heads `all_rows`."""
+    """(B, queries) int64: random numbers of the queries whose attention this rank computes: `rows`, or `all_rows` if context
+    ranks split attention by heads."""
     stream: Tensor
-    """(B, positions) int64: numbers of this rank's positions in the residual stream: `rows`, or (tensor parallelism) a part."""
+    """(B, positions) int64: random numbers of this rank's positions in the residual stream: `rows`, or under tensor
+    parallelism a part of `rows`."""
     numbers: Tensor
-    """(n,) int64: the number at index i belongs to channel i, to head i, and to a key at position i."""
+    """(n,) int64: the random number at index i is for channel i, for head i, and for a key at position i."""
 
     def of(self, layer: int) -> Drops:
-        """Return the `Drops` of one block; -1: of the embedding."""
+        """Return the `Drops` of block `layer`, or of the embedding if `layer` is -1."""
         return self._replace(keys=self.keys[layer])
 
 
 class WeightDrops(NamedTuple):
-    """The numbers from which the mask of attention weights is computed."""
+    """Record of the dropout rate of attention weights, and of the random numbers that give their dropout mask."""
 
     rate: float
     rows: Tensor
-    """(B, T) int64: the numbers of the queries."""
+    """(B, T) int64: a random number for each query."""
     heads: Tensor
-    """(H,) int64: the numbers of the heads."""
+    """(H,) int64: a random number for each head."""
     columns: Tensor
-    """(S,) int64: the numbers of the keys."""
+    """(S,) int64: a random number for each key."""
 
 
 def new_seed() -> Tensor:
-    """The seed of a micro-batch: a scalar int64 from the CPU's generator, which `StepSeed` seeds."""
+    """Draw the seed of a micro-batch, a scalar int64, from the CPU's random generator, which `StepSeed` seeds."""
     return torch.randint(2**62, (), dtype=torch.int64, device="cpu")
 
 
@@ -97,13 +99,13 @@ def make_drops(seed: Tensor, *, layers: int, batch: int, positions: Tensor, widt
 
 
 def drop(x: Tensor, rate: float, drops: Drops | None, site: int, *, stream: bool = True, first: int = 0) -> Tensor:
-    """Zero a share of (B, T, d) values in expectation, and divide the others by 1 - rate.
+    """Apply dropout: set values of x (B, T, d) to zero with probability `rate`, and divide the other values by 1 - rate.
 
     Args:
         drops: the `Drops` of one block. None: nothing is dropped.
-        site: index in `SITES`.
-        stream: whether the positions of x are those of `Drops.stream`; False: they are those of `Drops.rows`.
-        first: number of the first channel of x, which is above 0 if another rank has the channels before it.
+        site: index of the place in `SITES`.
+        stream: whether x has the positions of `Drops.stream`; False: x has the positions of `Drops.rows`.
+        first: number of the first channel of x, which is above 0 if another rank has earlier channels.
     """
     if drops is None or rate == 0:
         return x
@@ -116,8 +118,8 @@ def drop_weights(drops: Drops | None, rate: float, heads: int, keys: int, *, fir
 
     Args:
         drops: the `Drops` of the block. None: nothing is dropped.
-        heads: number of query heads on this rank, whose numbers begin at `first_head`.
-        keys: S; the keys are at the first S positions of the sequence.
+        heads: number of query heads on this rank, of which `first_head` is the first.
+        keys: number of keys S; the keys are at the first S positions of the sequence.
     """
     if drops is None or rate == 0:
         return None
@@ -126,36 +128,36 @@ def drop_weights(drops: Drops | None, rate: float, heads: int, keys: int, *, fir
 
 
 class DropsInputs(nn.Linear):
-    """A linear layer that drops inputs: its forward takes an argument `drops`."""
+    """Base class of linear layers with dropout of inputs, such as LoRA's: `forward` takes an argument `drops`."""
 
     def merged(self) -> Tensor:
-        """Return the matrix (o, i) that the layer applies without dropout."""
+        """Return the matrix (o, i) that the layer applies without dropout. Each subclass defines this."""
         raise NotImplementedError
 
 
 def apply_linear(layer: nn.Module, x: Tensor, drops: Drops | None) -> Tensor:
-    """Apply a linear layer of a block, which may drop inputs: (B, T, i) → (B, T, o)."""
+    """Apply a linear layer of a block, (B, T, i) → (B, T, o). `drops` is passed on to layers with dropout of inputs."""
     return layer(x, drops=drops) if isinstance(layer, DropsInputs) else layer(x)
 
 
 def kept(rows: Tensor, columns: Tensor, rate: float) -> Tensor:
-    """Return a mask (…, n) bool of the values that are kept.
+    """Return a mask (…, n) bool: True for values that are not dropped.
 
     Args:
         rows: (…) int64, results of `hashed`.
-        columns: (n,) int64, numbers of channels or of keys.
+        columns: (n,) int64, random numbers of channels or of keys.
         rate: probability of dropping a value.
     """
     return rows[..., None] * columns >= round(rate * 2**64) - 2**63  # products wrap around
 
 
 def hashed(rows: Tensor, key: Tensor) -> Tensor:
-    """Hash numbers of rows with a key of a site or head: int64 of the broadcast shape."""
+    """Hash random numbers of rows (positions or queries) with the key of a site or head: int64 of the broadcast shape."""
     return _mix(rows ^ key)
 
 
 class _Drop(Function):
-    """Drops a gradient where it drops the value. It saves no mask, only tensors that all sites share."""
+    """Applies dropout, and in backward the same mask to the gradient. Saves no mask, only tensors that all sites share."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, key: Tensor, columns: Tensor, rate: float) -> Tensor:
@@ -182,11 +184,11 @@ def _dropped(x: Tensor, rows: Tensor, key: Tensor, columns: Tensor, rate: float)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Spread the bits of random 64-bit numbers, so that related numbers give unrelated ones."""
+    """Mix the bits of random 64-bit numbers, so that related numbers give unrelated results."""
     x = x * _A
     return (x ^ (x >> 32)) * _B
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """Turn small numbers into random 64-bit numbers."""
+    """Hash small integers to random 64-bit numbers."""
     return _mix(_mix(x + _B))

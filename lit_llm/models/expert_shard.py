@@ -1,4 +1,4 @@
-"""Expert parallelism: ranks share the experts of a layer, and send each other the rows of their tokens.
+"""Expert parallelism: each rank has a part of a layer's experts, and ranks send tokens' rows to the ranks of their experts.
 
 Letters: n ranks, E experts of the layer, M rows of this rank's tokens, R rows that its experts compute, d ``n_embd``.
 """
@@ -16,23 +16,23 @@ from lit_llm.core._torch import exchange_rows, send_rows
 
 
 class ExpertShard(NamedTuple):
-    """States that each of n ranks has E / n consecutive experts of every layer, in their order."""
+    """Record of how n ranks split experts: each has E / n consecutive experts of every layer, rank 0 the first, and so on."""
 
     group: str
     """Name of the ranks' process group."""
     ranks: int
     gradient_scale: float
     """Factor of the experts' gradients: tensor_parallel / ranks. FSDP2 averages an expert's gradient over the ranks that hold
-    the expert, and other gradients over shard · context ranks. The factor turns the first mean into the second. It causes no
-    rounding if it is a power of two."""
+    the expert, and other gradients over shard · context ranks. The factor turns the first mean into the second. A factor that
+    is a power of two causes no rounding."""
 
 
 class Dispatch:
     """Sends the rows of one layer and micro-batch to the ranks that have their experts, and the experts' outputs back.
 
-    An expert gets the rows of rank 0, then those of rank 1, and so on, each rank's in the order of its tokens. The host must
-    know how many rows each rank gets, so it waits for a GPU, once for each layer and micro-batch. A recomputation does not wait
-    again.
+    An expert gets the rows of rank 0, then the rows of rank 1, and so on, each rank's rows in the order of the tokens. The host
+    must know how many rows each rank gets, so the host waits for a GPU once per layer and micro-batch. A recomputation of
+    activations does not wait again.
 
     Args:
         ends: (E,) int32: where the rows of each expert end among this rank's M rows, which are sorted by expert.
@@ -62,7 +62,7 @@ class Dispatch:
         self.ends = coming.sum(dim=0).cumsum(dim=0, dtype=torch.int32)
 
     def to_experts(self, x: Tensor) -> Tensor:
-        """(M, d) → (R, d), sorted by this rank's experts."""
+        """Send rows (M, d) to the experts' ranks. Returns the rows (R, d) for this rank's experts, sorted by expert."""
         # Autocast rounds the experts' inputs anyway, so they travel in its dtype. The gradient keeps its dtype.
         autocast = torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32
         wire = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
@@ -70,14 +70,14 @@ class Dispatch:
         return y if self.order is None else Reordered.apply(y, self.order, self.back)
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """(R, d) → (M, d), in the order of the rows that `to_experts` took."""
+        """Send experts' outputs (R, d) back. Returns (M, d), in the order of the rows that `to_experts` took."""
         if self.order is not None:
             y = Reordered.apply(y, self.back, self.order)
         return _Sent.apply(y, self.shard, self.received, self.sent, self.shard.gradient_scale, y.dtype)
 
 
 class _Sent(Function):
-    """Sends rows to other ranks. Their gradients come back, multiplied by a factor."""
+    """Sends rows to other ranks. Backward sends the rows' gradients back, multiplied by `scale`."""
 
     @staticmethod
     def forward(
@@ -100,7 +100,7 @@ class _Sent(Function):
 
 
 class Reordered(Function):
-    """Reorders rows: (M, d) → (M, d). The gradient is reordered by a copy too, not added up."""
+    """Permutes rows by `order`: (M, d) → (M, d). Backward copies the gradient's rows by the inverse order, `back`; no sums."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -116,9 +116,9 @@ class Reordered(Function):
 
 @torch.library.custom_op("lit_llm::row_numbers", mutates_args=())
 def row_numbers(counts: Tensor, coming: Tensor) -> Tensor:
-    """Return (2, n) on the host: how many rows this rank sends to each rank, and how many it gets from each.
+    """Return (2, n) on the host: number of rows that this rank sends to each rank, number of rows that it gets from each rank.
 
-    `counts` and `coming`, (n, E / n) each, have these numbers for each expert of the rank that gets the rows.
+    `counts` (sent) and `coming` (received), (n, E / n) each, have these numbers per expert of the receiving rank.
 
     This is a custom operator, so that a recomputation reuses its saved result (`activation_checkpointing.recompute_block`).
     """

@@ -27,7 +27,7 @@ from lit_llm.models.router import Router, RouterSums
 
 
 class StackedLinear(nn.Module):
-    """A linear layer for each expert, all in one parameter."""
+    """Linear layers of E experts: one parameter holds the matrices of all, and one the biases."""
 
     is_stacked = True
     """Tells `lit_llm.optim.parameter_groups` that `weight` is a stack of E matrices, and `bias` a stack of E vectors."""
@@ -38,10 +38,10 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        """(M, i) → (M, o): rows before ends[0] are the first expert's, those from there to ends[1] the second's, and so on.
+        """Apply expert e's layer to the rows ends[e-1]…ends[e]-1 (for e = 0 from row 0): (M, i) → (M, o).
 
         Args:
-            ends: (E,) int32, the last one is M.
+            ends: (E,) int32, the end of each expert's rows; the last end is M.
         """
         weight = differentiable_part(self.weight)
         bias = None if self.bias is None else differentiable_part(self.bias)
@@ -56,7 +56,7 @@ class StackedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of experts: the router, the experts that it chooses from, and the shared experts as one MLP."""
+    """A mixture of experts: a router, the routed experts, and the shared experts as one MLP."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -73,19 +73,19 @@ class Experts(nn.Module):
 
     @property
     def is_shared(self) -> bool:
-        """Whether ranks share the experts, and therefore exchange rows."""
+        """Whether each rank has only a part of the experts (expert parallelism), so that ranks exchange rows."""
         return self.shard is not None and self.shard.ranks > 1
 
     @property
     def stacks(self) -> list[StackedLinear]:
-        """The linear layers of the routed experts."""
+        """The linear layers of the routed experts: up, gate (if the MLP is gated) and project."""
         return [stack for stack in (self.up, self.gate, self.project) if stack is not None]
 
     def forward(self, x: Tensor, drops: Drops | None, counted: Tensor | None) -> tuple[Tensor, RouterSums | None]:
-        """(B, T, d) → (B, T, d), and the router's sums.
+        """Apply the mixture: (B, T, d) → (B, T, d), and the router's sums over the positions in `counted`.
 
         Args:
-            counted: (B, T) bool: the positions whose targets count. None: no sums.
+            counted: (B, T) bool: the positions whose targets count. None: the sums are None.
         """
         rows = x.flatten(0, 1)  # (N, d)
         routing = self.router(rows)
@@ -107,7 +107,7 @@ class Experts(nn.Module):
         return out, None if counted is None else self.router.sums(routing, counted)
 
     def _compute(self, x: Tensor, ends: Tensor) -> Tensor:
-        """Apply each expert to its rows, which `ends` bounds as in `StackedLinear`: (M, d) → (M, d)."""
+        """Apply each expert to its rows; `ends` as in `StackedLinear.forward`: (M, d) → (M, d)."""
         up = self.up(x, ends)  # (M, f)
         hidden = self.activate(up) if self.gate is None else self.activate(self.gate(x, ends)) * self.activate.gated(up)
         return self.project(hidden, ends)
@@ -131,7 +131,7 @@ class _Send(Function):
 
 # -- products of each expert's rows ----------------------------------------------------------------------------------------
 
-# Custom operators, so that compiled graphs, recomputation and memory traces see one call, whose sizes do not depend on the
+# Custom operators, so that compiled graphs, recomputation and memory traces see one operator, whose sizes do not depend on the
 # load. In fp32, `F.grouped_mm` itself cannot infer its output's size from tensors without data.
 
 
@@ -173,11 +173,11 @@ def _slices(ends: Tensor) -> list[slice]:
 grouped_linear = torch.library.custom_op(
     "lit_llm::grouped_linear", _linear_of_each, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor ends) -> Tensor"
 )
-"""(M, i), (E, o, i), (E,) → (M, o): the products of each expert's rows with its matrix, x Wᵀ."""
+"""x (M, i), W (E, o, i), ends (E,) → (M, o): the product x Wᵀ of each expert's rows with the expert's matrix."""
 grouped_outer = torch.library.custom_op(
     "lit_llm::grouped_outer", _outer_of_each, mutates_args=(), schema="(Tensor gradient, Tensor x, Tensor ends) -> Tensor"
 )
-"""(M, o), (M, i), (E,) → (E, o, i): the gradients of the matrices, zero for an expert without rows."""
+"""Output gradient (M, o), x (M, i), ends (E,) → (E, o, i): the gradients of the matrices, zero for an expert without rows."""
 
 
 @grouped_linear.register_fake

@@ -14,64 +14,65 @@ class MoEConfig:
     """A mixture of experts in the place of the MLP: a router sends each token to `top_k` of `experts` MLPs. No token is
     dropped.
 
-    All losses and counts are over the counted targets of the global batch, as the cross-entropy is: they depend neither on
-    micro-batches and ranks nor on recomputation. Losses of several blocks are added.
+    All losses and counts are over the counted targets of the global batch, as the cross-entropy is: they do not depend on
+    micro-batches, ranks or recomputation. The losses of all blocks are added.
     """
 
     experts: Annotated[int, whole(2, 100_000)] = 8
     """Number of routed experts of a block."""
     top_k: Annotated[int, whole(1, 100_000)] = 2
-    """Number of experts that compute a token."""
+    """Number of routed experts that compute each token."""
     expert_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of an expert. None: the MLP's hidden width."""
     shared_experts: Annotated[int, whole(0, 100_000)] = 0
-    """Number of experts that compute every token, together as one MLP (DeepSeek)."""
+    """Number of further experts that compute every token, together as one MLP (DeepSeek)."""
     shared_width: Annotated[int | None, whole(1, 10_000_000)] = None
     """Hidden width of a shared expert. None: expert_width."""
     router: Literal["softmax", "sigmoid"] = "softmax"
     """Function from the router's logits to scores: softmax over all experts, or sigmoid of each logit (DeepSeek-V3)."""
     router_bias: bool = False
-    """A trained bias of the router's logits (gpt-oss)."""
+    """Whether the router's logits have a trained bias (gpt-oss)."""
     normalise: bool = True
-    """The weights of a token's experts are divided by their sum (Mixtral, Qwen3-MoE), or not (OLMoE)."""
+    """Whether the weights of a token's experts are divided by their sum (true: Mixtral, Qwen3-MoE; false: OLMoE)."""
     scale: Annotated[float, above(0, 10**6)] = 1.0
-    """Factor of these weights (DeepSeek-V3: 2.5)."""
+    """Factor by which the weights of a token's experts are multiplied (DeepSeek-V3: 2.5)."""
     groups: Annotated[int, whole(1, 100_000)] = 1
     """Number of groups of consecutive experts; must divide experts."""
     top_groups: Annotated[int | None, whole(1, 100_000)] = None
-    """A token's experts are from this many groups: the groups with the largest sums of their two best scores (DeepSeek-V3).
-    None: from all groups."""
+    """Number of groups from which a token's experts are chosen: the groups whose two best scores have the largest sums
+    (DeepSeek-V3). None: all groups."""
     first_dense: Annotated[int, whole(0, 4096)] = 0
-    """Number of blocks at the start that keep a dense MLP."""
+    """Number of blocks at the start of the model that have a dense MLP instead of experts."""
     every: Annotated[int, whole(1, 4096)] = 1
-    """After the first_dense blocks, the last of every so many blocks has experts. 1: all of them."""
+    """After the first_dense blocks, every n-th block has experts (n is this value). 1: every block."""
     balance: Annotated[float, at_least(0, 1000)] = 0.0
-    """Weight of the balancing loss (Switch Transformer): experts * sum(share * mean probability), 1 if balanced. The shares are
-    counted in the previous optimizer step, so that the loss is a mean over targets."""
+    """Weight of the balancing loss (Switch Transformer): experts * sum(share of tokens * mean probability), 1 if balanced. The
+    shares are counted in the previous optimizer step, so that the loss is a mean over targets."""
     sequence_balance: Annotated[float, at_least(0, 1000)] = 0.0
-    """Weight of the same loss with the shares within each sequence (DeepSeek-V3: 1e-4). A sequence counts by its targets."""
+    """Weight of the balancing loss with shares of tokens within each sequence (DeepSeek-V3: 1e-4). Each sequence is weighted by
+    its number of targets."""
     z_loss: Annotated[float, at_least(0, 1000)] = 0.0
     """Weight of logsumexp(router logits)^2, which limits the growth of the logits (ST-MoE: 1e-3)."""
 
     def width(self, mlp: int) -> int:
-        """Hidden width of an expert of a model whose MLP has the width `mlp`."""
+        """Hidden width of a routed expert in a model whose MLP has the hidden width `mlp`."""
         return mlp if self.expert_width is None else self.expert_width
 
     def width_of_shared(self, mlp: int) -> int:
-        """Hidden width of all shared experts together; 0 without any."""
+        """Hidden width of all shared experts together, 0 without shared experts. `mlp`: hidden width of the model's MLP."""
         return self.shared_experts * (self.width(mlp) if self.shared_width is None else self.shared_width)
 
     @property
     def effective_groups(self) -> tuple[int, int]:
-        """`groups` and `top_groups`; 1 of 1 if a token's experts may be from all groups."""
+        """(groups, top_groups); (1, 1) if a token's experts may be from all groups."""
         return (1, 1) if self.top_groups in (None, self.groups) else (self.groups, self.top_groups)
 
     def is_in(self, block: int) -> bool:
-        """Whether a block has experts."""
+        """Whether the block with the number `block`, from 0, has experts."""
         return block >= self.first_dense and (block + 1 - self.first_dense) % self.every == 0
 
     def problems(self, n_layer: int | None) -> Iterator[tuple[str, str]]:
-        """Yield (sentence, flags that mend it) for each broken rule between the settings, each of which must be in its range.
+        """Yield (sentence, flags that mend the mistake) for each broken rule between settings. All numbers must be in range.
 
         Args:
             n_layer: number of blocks of the model. None: a pattern of `GPTConfig.layers` says which blocks have experts.
@@ -113,4 +114,4 @@ class MoEConfig:
 
 
 MOE_DOMAINS = ranges_of(MoEConfig)
-"""{field: its range} for each number in MoEConfig."""
+"""{field: range} for each numeric field of MoEConfig."""

@@ -30,17 +30,17 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings for drawing the next token.
+    """Record of the settings for drawing the next token.
 
     Args:
-        temperature: divides the logits; 0 always takes the most likely id. Others below 0.001 are refused, because the logits
-            would overflow.
-        top_k: keep the k most likely ids; None keeps all.
-        top_p: keep the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None keeps all.
-        seed: seed of the draws, which are equal on every device.
+        temperature: divides the logits; 0 always takes the most likely id. Other values below 0.001 are refused, because the
+            logits would overflow.
+        top_k: sample from the k most likely ids; None: from all ids.
+        top_p: sample from the smallest set of most likely ids whose probability reaches p (Holtzman et al. 2020); None: all.
+        seed: seed of the random draws, which are equal on every device.
 
     Raises:
-        UserError: if a setting is out of range; the message lists every reason.
+        UserError: a setting is out of range; the message lists every reason.
     """
 
     temperature: Annotated[float, Domain(0.001, also=(0,))] = 0.8
@@ -53,12 +53,12 @@ class Sampling:
         refuse(filter(None, problems))
 
     def numbered(self, number: int) -> Sampling:
-        """Return these settings for text `number` of several, with a seed of its own. Text 0 keeps the seed `self.seed`."""
+        """Return these settings for text `number` of several texts, with a seed of its own. Text 0 has the seed `self.seed`."""
         drawn = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
         return replace(self, seed=int.from_bytes(drawn, "little", signed=True)) if number else self
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(V,) fp32 logits → (V,) probabilities, zero for ids that are not kept. Needs a temperature above 0."""
+        """(V,) fp32 logits → (V,) probabilities, zero for ids outside top_k or top_p. Needs a temperature above 0."""
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.numel():
             kept = logits.topk(self.top_k).indices  # exactly k, even with ties
@@ -75,10 +75,11 @@ class Sampling:
 
 
 class Texts:
-    """Texts that a model continues. Their keys and values are cached, and reused for texts with the same beginning.
+    """Texts that a model continues. The texts' keys and values are cached, and reused for texts with the same beginning.
 
-    Shorter texts are padded on the left. The padding is a document of its own, which no text sees. Tensor-parallel, pipelined
-    and custom models have no cache: they compute all positions of each text again, as all models do without `use_cache`.
+    Shorter texts are padded on the left. The padding is a document of its own, which no text attends to. Tensor-parallel,
+    pipelined and custom models have no cache: they compute all positions of each text again, as all models do without
+    `use_cache`.
     """
 
     def __init__(self, model: GPT | CustomModel, *, use_cache: bool = True) -> None:
@@ -93,10 +94,10 @@ class Texts:
         self._tables: list[int] = []
 
     def logits(self, texts: list[list[int]], *, room: int = 0) -> Tensor:
-        """Return the logits (B, V) of the id after each text of at most block_size ids. Cached positions are not recomputed.
+        """Return the logits (B, V) of the next id of each of B texts of at most block_size ids. The cache then has these texts.
 
         Args:
-            room: number of further positions that the cache must hold later.
+            room: number of further positions for which the cache allocates memory.
         """
         config, device = self.model.config, next(self.model.parameters()).device
         if not self._has_cache:
@@ -123,7 +124,7 @@ class Texts:
         return logits[:, -1]
 
     def keep(self, rows: list[int]) -> None:
-        """Keep only the texts with these row numbers."""
+        """Remove all texts from the cache except the texts with these row numbers."""
         if self._cache is None:
             return
         self._cached = [self._cached[i] for i in rows]
@@ -131,8 +132,8 @@ class Texts:
         self._cache.keep(rows)
 
     def _shared(self, texts: list[list[int]]) -> int:
-        """Return how many cached positions, from the first on and with padding, are also the first ones of all these texts. The
-        last position never counts, so that the model has one to compute. 0: nothing in the cache can be used."""
+        """Return how many of the first cached positions, with padding, can be reused for all these texts. The last position of
+        a text never counts, so that the model has a position to compute. 0: nothing in the cache can be used."""
         if len(texts) != len(self._cached):
             return 0
         widths = {padding + len(text) for text, padding in zip(texts, self._padding, strict=True)}
@@ -174,9 +175,9 @@ def generate_all(
     stop_id: int | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Continue several prompts at once: yield the number of a prompt and its next id, as if each were continued alone.
+    """Continue several prompts at once. Yields (number of a prompt, its next id), as if each prompt were continued alone.
 
-    A text ends after `max_new_tokens`, or at `stop_id`, which is not yielded, or with a warning if logits are NaN or infinite.
+    A text ends after `max_new_tokens`, or before `stop_id`, or with a warning if logits are NaN or infinite.
 
     A prompt and its continuation are one document, even if the prompt has an end-of-document id, which may end a turn.
 
@@ -186,9 +187,9 @@ def generate_all(
     Args:
         texts: the model, and its cache of earlier texts.
         prompts: the ids of each prompt, at least one id each.
-        samplings: the settings of each prompt.
-        vocab_size: only ids below it are sampled, because the tokenizer cannot decode others. Published models may have more.
-            None: all ids of the model.
+        samplings: the sampling settings of each prompt.
+        vocab_size: only ids below this number are sampled, because the tokenizer cannot decode other ids, which published
+            models may have. None: all ids of the model.
     """
     assert all(prompts), "a prompt has at least one id"
     model = texts.model
@@ -224,12 +225,12 @@ def generate_all(
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[object]:
-    """Run compiled blocks eagerly, because each length would compile them anew. Dynamo, slow to import, is not imported."""
+    """Context manager in which compiled blocks run eagerly: a new length would recompile them. Does not import Dynamo."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Return the next id for (V,) logits."""
+    """Return the next id, sampled or the most likely, for logits (V,); `_NONE` if logits are NaN or infinite."""
     if not math.isfinite(float(logits.max())):  # a model may exclude ids by -inf
         return _NONE
     if sampling.temperature == 0:
@@ -238,15 +239,15 @@ def _chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> i
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ()) -> list[int]:
-    """Return the token ids of the prompt, which starts a document: BOS comes first if the model was trained with it.
+    """Return the token ids of a prompt that starts a document: first BOS, if the tokenizer has BOS, then the text's ids.
 
     An empty prompt without BOS becomes the end-of-document id, after which documents start.
 
     Args:
-        prefix: ids to start with instead of BOS, as `SavedRun.prompt_start` has them. Empty: BOS, if the tokenizer has one.
+        prefix: ids to start with instead of BOS, from `SavedRun.prompt_start`. Empty: BOS, if the tokenizer has it.
 
     Raises:
-        UserError: if there is no id to start from, or the tokenizer does not know one of `prefix`.
+        UserError: there is no id to start from, or the tokenizer does not know an id of `prefix`.
     """
     if unknown := [i for i in prefix if i >= tokenizer.vocab_size]:
         raise UserError(f"prompts start with the id {unknown[0]}, but the tokenizer has {tokenizer.vocab_size:,} ids")
@@ -260,13 +261,13 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, *, prefix: Sequence[int] = ())
 
 
 def end_id(tokenizer: Tokenizer, model: GPTConfig) -> int | None:
-    """The id that ends a text: the model's, or else the tokenizer's."""
+    """The end-of-document id, which ends a text: the model's `eos_id`, or else the tokenizer's; None if both are None."""
     return tokenizer.eos_id if model.eos_id is None else model.eos_id
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield for each id the text that it adds, and at the end what was held back: if a token ends inside a character, that
-    character's text waits for the tokens that complete it."""
+    """Yield the text that each id adds, and one last piece of text. If a token ends inside a character, the character is
+    yielded with the token that completes the character, or at the end."""
     known: list[int] = []
     given = ""
     for token in ids:

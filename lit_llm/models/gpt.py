@@ -1,4 +1,4 @@
-"""The GPT: embedding, blocks, last norm and head. `config` has its settings.
+"""The GPT: embedding, blocks, last norm and head. Its settings are in `lit_llm.models.config`.
 
 Shape letters: B sequences, T positions in the input, S positions so far, d ``n_embd``, V vocabulary, P vocabulary padded to a
 multiple.
@@ -43,32 +43,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What the embedding and the blocks need for one batch, beside activations: ids, positions, rotations and masks.
+    """Record of the inputs of embedding and blocks for one batch, except activations: ids, positions, rotary angles, masks.
 
-    T includes padding, because ranks that share a sequence, or split it for norms, need equal parts. With `shard`, T is the
-    number of this rank's positions, which may not be contiguous.
+    T includes padding, because ranks that share a sequence (context parallelism), or split it for norms (tensor parallelism),
+    need equally many positions. With `shard`, T is the number of this rank's positions, which may not be contiguous.
     """
 
     input_ids: Tensor
-    """(B, T) int64."""
+    """(B, T) int64, the token ids at this rank's positions."""
     whole_ids: Tensor
-    """(B, length) int64, the ids of the whole sequence without padding."""
+    """(B, length) int64, the token ids of the whole sequence without padding."""
     documents: Tensor | None
     """(B, length + padding) document numbers of the whole sequence. None: each sequence is one document."""
     positions: Tensor
-    """(1, T) int64, or (B, T) where they restart in each document."""
+    """int64 position numbers: (1, T), or (B, T) if positions restart in each document."""
     rotations: list[Rotation]
-    """cos and sin of each table in `GPT.rotary`."""
+    """Cosine and sine of the rotary angles, for each table in `GPT.rotary`."""
     sees: dict[int | None, Visibility]
-    """The visibility for each window that layers have."""
+    """Attention window → which keys each position sees, for each window that some layer has (None: no window)."""
     drops: Drops | None = None
     """The numbers from which dropout masks are computed. None: nothing is dropped."""
     shard: SequenceShard | None = None
     """How ranks share the sequence. None: this rank has whole sequences."""
     counted: Tensor | None = None
-    """(B, T) bool: the positions whose targets count, for the sums of routers. None: no sums."""
+    """(B, T) bool: the positions whose targets count, for the sums of routers. None: no sums are computed."""
     router_sums: list[RouterSums] = field(default_factory=list)
-    """The sums of the blocks with experts, which `run_blocks` appends."""
+    """The routers' sums, one per block with experts, which `run_blocks` appends."""
 
     @property
     def length(self) -> int:
@@ -76,9 +76,9 @@ class View:
         return self.whole_ids.size(1)
 
     def ahead(self, targets: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return (ids, targets), (B, length) each: for each position the token k positions later, and the token after that one.
+        """Return (ids, targets), (B, length) each, which have at position t the token at t + k and the token at t + k + 1.
 
-        The target is -100 if the token k positions later is beyond the sequence, or in another document than the position.
+        The target is -100 if position t + k is beyond the sequence, or in another document than position t.
 
         Args:
             targets: (B, length), the next token of each position.
@@ -95,7 +95,7 @@ class GPT(nn.Module):
     """Decoder-only transformer.
 
     Raises:
-        UserError: if the configuration is invalid; the message lists every reason.
+        UserError: the configuration is invalid; the message lists every reason.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -105,7 +105,7 @@ class GPT(nn.Module):
         self.attention_kernel: AttentionKernel = "auto"  # `compute.attention`
         self.ahead_weight = LossConfig.ahead_weight  # `loss.ahead_weight`
         self.drops = config.dropout > 0
-        """Whether training drops values. `apply_lora` sets it if adapters drop inputs."""
+        """Whether training uses dropout. `apply_lora` sets this to True if adapters have dropout."""
         problems = config.problems()
         if config.vocab_size is None:
             problems.append("model.vocab_size is null, and there is no data to take it from (--model.vocab_size)")
@@ -133,7 +133,7 @@ class GPT(nn.Module):
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         self.rotary = nn.ModuleList()
         self.rotary_of: list[int | None] = []
-        """The index in `rotary` of each block's table. None: no rotary embedding."""
+        """For each block, the index of its table in `rotary`; None for a block without rotary embedding."""
         kinds: list[tuple[float, dict[str, Any] | None]] = []
         for layer in self.layers:
             kind = layer.rope_theta, layer.rope_scaling
@@ -144,7 +144,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """(Re)initialise all parameters and buffers. Required after `to_empty` of a model built on the meta device."""
+        """(Re)initialise all parameters and buffers. Required after `to_empty` on a model built on the meta device."""
         config = self.config
         assert config.vocab_size is not None
         for name, module in self.named_modules():
@@ -172,7 +172,7 @@ class GPT(nn.Module):
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:
-        """`GPTConfig.size_ratios`, by which `lit_llm.optim.optimizer_of` scales learning rates."""
+        """(n_embd / base_width, n_layer / base_depth), by which `lit_llm.optim.optimizer_of` scales learning rates, or None."""
         return self.config.size_ratios
 
     @property
@@ -182,17 +182,17 @@ class GPT(nn.Module):
 
     @property
     def ties_head(self) -> bool:
-        """Whether the embedding is the output matrix too."""
+        """Whether the embedding matrix is also the output matrix."""
         return self.head is None
 
     @property
     def embeds_twice(self) -> bool:
-        """Whether a pipeline's last stage needs the embedding too: as output matrix, or for the tokens of `predict_ahead`."""
+        """Whether a pipeline's last stage also needs the embedding: as output matrix, or for the tokens of `predict_ahead`."""
         return self.ties_head or self.config.predict_ahead > 0
 
     @property
     def head_weight(self) -> Tensor:
-        """(P, d): the output matrix. With a split vocabulary it is this rank's (P / ranks, d) rows."""
+        """The output matrix (P, d); if tensor-parallel ranks split the vocabulary, this rank's rows of it, (P / ranks, d)."""
         weight = self.embedding.weight if self.head is None else self.head.weight
         return weight.to_local() if isinstance(weight, DTensor) else weight
 
@@ -212,16 +212,16 @@ class GPT(nn.Module):
             input_ids: (B, T) int64, T at most block_size (cached positions included).
             targets: (B, T) int64, the id that follows each position; -100 is ignored.
             loss: `lit_llm.models.loss.cross_entropy`, or `chunked_cross_entropy`, with settings bound by `functools.partial`.
-            cache: keys and values of the positions before these; extended in place.
-            documents: (B, T) integers that never decrease along a sequence: attention stays within equal numbers, and positions
-                restart at each. None: with `mask_documents`, each end-of-document id opens a document. With a cache they are
-                (B, S), of all positions so far; None: all positions are one document.
-            seed: scalar int64 that determines dropout in training. None: it is drawn from the CPU's generator.
+            cache: keys and values of the positions before `input_ids`; extended in place.
+            documents: (B, T) document numbers, which never decrease along a sequence: attention stays within a document, and
+                positions restart in each. None: with `mask_documents`, each end-of-document id opens a document. With a cache,
+                (B, S) for all positions so far; None: all positions are one document.
+            seed: scalar int64 that determines dropout in training. None: a seed is drawn from the CPU's generator.
 
         Returns:
             Without targets (B, T, V) fp32 logits; every rank computes the whole sequence. With targets the `LossSums` over all
-            counted targets, or with `sequence_shard` over those of this rank's positions. In training, this loss includes the
-            tokens of `predict_ahead`.
+            counted targets, or with `sequence_shard` over the targets at this rank's positions. In training, this loss
+            includes the tokens of `predict_ahead`.
         """
         view = self.view(input_ids, documents, cache, seed, shard=None if targets is None else self.sequence_shard)
         if targets is not None:
@@ -242,7 +242,7 @@ class GPT(nn.Module):
         """Make the `View` of a batch. Arguments as in `forward`.
 
         Args:
-            shard: how ranks share the sequence; the view then has only this rank's positions. None: it has all positions.
+            shard: how ranks share the sequence; the view has only this rank's positions. None: the view has all positions.
         """
         config = self.config
         start = 0 if cache is None else cache.length
@@ -277,10 +277,10 @@ class GPT(nn.Module):
         return View(input_ids, whole_ids, documents, positions, rotations, sees, drops, shard)
 
     def counting(self, view: View, targets: Tensor) -> View:
-        """Return `view` with `View.counted` for the positions that blocks compute on this rank; without experts, `view` itself.
+        """Return a copy of `view` with `counted` set, for the positions that this rank's blocks compute; `view` if no experts.
 
         Args:
-            targets: (B, T) of the whole sequence.
+            targets: (B, T), the next token ids of the whole sequence; -100 does not count.
         """
         if self.config.moe is None:
             return view
@@ -293,14 +293,14 @@ class GPT(nn.Module):
         return replace(view, counted=counted)
 
     def _padding(self, length: int, shard: SequenceShard | None) -> int:
-        """Number of positions to add to a sequence, so that ranks have equal parts of it."""
+        """Number of positions to add to a sequence of `length`, so that all ranks have equally many positions."""
         return -length % ((1 if shard is None else shard.multiple) * self._norm_ranks)
 
     def own_positions(self, values: Tensor, fill: int) -> Tensor:
-        """Return from values of whole sequences, (B, T, …), those at this rank's positions. Without `sequence_shard`: all.
+        """Take from values of whole sequences, (B, T, …), the values at this rank's positions. Without `sequence_shard`: all.
 
         Args:
-            fill: the value at positions that are added so that all ranks have equally many.
+            fill: the value at padding positions, which are added so that all ranks have equally many.
         """
         if (shard := self.sequence_shard) is None:
             return values
@@ -309,21 +309,21 @@ class GPT(nn.Module):
 
     @property
     def _norm_ranks(self) -> int:
-        """Number of ranks that split positions for norms, which is the tensor-parallel size."""
+        """Number of tensor-parallel ranks, which split the positions for norms (sequence parallelism)."""
         return 1 if self.vocabulary_shards is None else self.vocabulary_shards.group.size()
 
     def stream_length(self, length: int, *, split: bool) -> int:
-        """Number of positions that the residual stream has on this rank between blocks, for a sequence of `length`.
+        """Number of positions that the residual stream between blocks has on this rank, for a sequence of `length` positions.
 
         Args:
-            split: whether forward gets targets, since only then ranks share the sequence, if `sequence_shard` is set.
+            split: whether forward gets targets: only then do ranks share the sequence as `sequence_shard` says.
         """
         shard = self.sequence_shard if split else None
         ranks = self._norm_ranks * (1 if shard is None else shard.ranks)
         return (length + self._padding(length, shard)) // ranks
 
     def _drops(self, seed: Tensor, input_ids: Tensor, shard: SequenceShard | None) -> Drops:
-        """Return the `Drops` of a micro-batch. `input_ids` are (B, T) ids of the whole sequence, also if ranks share it."""
+        """Return the `Drops` (dropout numbers) of a micro-batch. `input_ids`: (B, T) ids of the whole sequence on all ranks."""
         config, shards = self.config, self.vocabulary_shards
         shared = 0 if config.moe is None else config.moe.width_of_shared(config.hidden_width)
         heads = config.n_head * config.resolved_head_dim
@@ -344,8 +344,8 @@ class GPT(nn.Module):
         return drops._replace(stream=drops.rows.chunk(shards.group.size(), dim=1)[shards.group.rank()])
 
     def embed(self, view: View) -> Tensor:
-        """Return the input of the first block, (B, T, d). Under tensor parallelism, it and the outputs of all blocks are
-        (B, T / ranks, d)."""
+        """Return the input of the first block, (B, T, d). Under tensor parallelism, this input and the outputs of all blocks
+        are (B, T / ranks, d)."""
         x = self._look_up(view.input_ids)
         if self.positions is not None:
             x = x + self.positions(view.positions)  # (1, T, d) or (B, T, d)
@@ -363,8 +363,8 @@ class GPT(nn.Module):
         layers: range | None = None,
         later: Tensor | None = None,
     ) -> Tensor:
-        """Run the blocks with these numbers (None: all but those that predict ahead): (B, T, d) → (B, T, d). `later`: as in
-        `Block.forward`."""
+        """Run the blocks with the numbers `layers` (None: all but the blocks of `predict_ahead`): (B, T, d) → (B, T, d).
+        `later`: embeddings (B, T, d) of later tokens, for a block of `predict_ahead`."""
         for i in range(self.config.n_layer) if layers is None else layers:
             table = self.rotary_of[i]
             rotation = None if table is None else view.rotations[table]
@@ -383,11 +383,11 @@ class GPT(nn.Module):
         return x
 
     def finish(self, x: Tensor, view: View, targets: Tensor | None, loss: LossFunction) -> Tensor | LossSums:
-        """Return for x, (B, T, d) from the last layer, logits, or with targets the sums of the loss.
+        """Return logits for the last block's output x (B, T, d), or with targets the sums of the loss.
 
-        In training, these sums include the losses of the tokens of `predict_ahead`. The k-th of these tokens is predicted from
-        the token k positions after each position, and from the output of the block that predicted the token before. Each k has
-        its own block; embedding, last norm and head are the model's.
+        In training, these sums include the losses of the further tokens of `predict_ahead`. For the k-th further token, block
+        n_layer + k - 1 combines the output of the block before it with the embedding of the token k positions later. Each k
+        has its own block; embedding, last norm and head are the model's.
         """
         sums, n_layer = self._head(x, view, targets, loss), self.config.n_layer
         if targets is None or not self.training or not self.config.predict_ahead:
@@ -426,19 +426,19 @@ class GPT(nn.Module):
 
 
 def without_ahead(weights: dict[str, T], config: GPTConfig) -> dict[str, T]:
-    """Return the entries of `weights`, by parameter name, without those of the blocks that predict ahead."""
+    """Return `weights`, a dict by parameter name, without the entries of the blocks of `predict_ahead`."""
     left_out = tuple(f"blocks.{i}." for i in range(config.n_layer, config.n_blocks))
     return {name: weight for name, weight in weights.items() if not name.startswith(left_out)}
 
 
 def weights_on_meta(config: GPTConfig) -> dict[str, Tensor]:
-    """Return the weights of a model with these settings by name, on the meta device: shapes and dtypes without values."""
+    """Return the state_dict of a model with these settings on the meta device: shapes and dtypes without values."""
     with torch.device("meta"):
         return GPT(config).state_dict()
 
 
 def reset_adapters(model: nn.Module) -> None:
-    """Initialise all adapters of a model. The draws are the same on any number of ranks."""
+    """Initialise all LoRA adapters of a model. The random draws are the same on any number of ranks."""
     for module in model.modules():
         reset: Any = getattr(module, "reset_adapter", None)  # `lora.Adapted` has it, and imports this file
         if reset is not None:

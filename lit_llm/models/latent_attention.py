@@ -29,9 +29,9 @@ class LatentAttention(nn.Module):
         key of a head = (rotated W x, shared by all heads; W latent),   value = W latent
         query of a head = (rotated W z; W z),   z = x, or norm(W x) with `query_rank`
 
-    The rotated part comes first, as `rotate` takes it. Scores are scaled by 1 / sqrt(n + r) or `attention_scale`; YaRN's
-    mscale_all_dim m multiplies that by (0.1 m ln(factor) + 1)². `qkv_bias` applies to the projections from the residual stream
-    to the latents and to the rotary key, as in DeepSeek's models.
+    Each W is a matrix of its own. The rotated part comes first, as `rotate` takes it. Scores are scaled by 1 / sqrt(n + r) or
+    `attention_scale`; in models with YaRN, mscale_all_dim m multiplies this by (0.1 m ln(factor) + 1)². `qkv_bias` applies to
+    the projections from the residual stream to the latents and to the rotary key, as in DeepSeek's models.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -59,10 +59,10 @@ class LatentAttention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, see: Visibility, cache: LayerCache | None, drops: Drops | None = None
     ) -> Tensor:
-        """(B, T, d) → (B, T, d). Arguments as in `Attention.forward`.
+        """Apply latent attention: (B, T, d) → (B, T, d). Other arguments as in `Attention.forward`.
 
         Args:
-            cache: rotary keys and latents of the positions before these, (B, 1, S, r + c); extended in place.
+            cache: rotary keys and latents (B, 1, S, r + c) of the positions before x; extended in place.
         """
         z = x
         if self.query_latent is not None and self.query_latent_norm is not None:
@@ -98,19 +98,22 @@ class LatentAttention(nn.Module):
 
     @property
     def of_latents(self) -> list[nn.Module]:
-        """The layers whose outputs all heads share."""
+        """The layers whose outputs every head uses: projections to latents and to the rotary key, and the latents' norms."""
         layers = (self.query_latent, self.query_latent_norm, self.latent, self.latent_norm, self.rotary_key)
         return [module for module in layers if module is not None]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
-        """(B, T, heads·width) → (B, heads, T, width). Under tensor parallelism each rank holds a part of the heads."""
+        """Split into heads: (B, T, heads·width) → (B, heads, T, width). A tensor-parallel rank has a part of the heads."""
         return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def _from_latents(self, q: Tensor, kept: Tensor, see: Visibility) -> Tensor:
         """Attend from few new positions without computing earlier keys and values: q (B, H, T, r + n) → (B, T, H·v).
 
-        A score is q·(W latent) = (Wᵀ q)·latent, so all heads attend to the latents themselves, and the value's projection
-        follows (section 2.1.2). The weighted sum contains the rotary keys too, which are cut off.
+        A score is q·(W latent) = (Wᵀ q)·latent, so all heads attend to the latents directly, and the projection to values is
+        applied to the weighted sum of latents (section 2.1.2). This sum also contains the rotary keys, which are cut off.
+
+        Args:
+            kept: (B, 1, S, r + c), rotary keys and latents of all positions.
         """
         of_keys = _matrix(self.key).unflatten(0, (q.size(1), -1))  # (H, n, c)
         of_values = _matrix(self.value).unflatten(0, (q.size(1), -1))  # (H, v, c)

@@ -1,4 +1,4 @@
-"""The settings of latent attention (`model.latent`), and which other settings go with them. No torch."""
+"""The settings of latent attention (`model.latent`), and which other settings can be combined with it. No torch."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from lit_llm.core.number_domain import above, whole
 
 @dataclass
 class LatentConfig:
-    """Multi-head latent attention: all heads' keys and values come from one narrow vector of each position, the latent.
+    """Multi-head latent attention: all heads' keys and values are computed from one narrow vector per position, the latent.
 
-    Generation keeps the latents instead of keys and values. The defaults are DeepSeek-V3's widths. Source: DeepSeek-V2,
+    Generation caches the latents instead of keys and values. The defaults are DeepSeek-V3's widths. Source: DeepSeek-V2,
     arXiv 2405.04434, section 2.1.
     """
 
     kv_rank: Annotated[int, whole(1, 1_000_000)] = 512
-    """Width of the latent of keys and values."""
+    """Width of the latent vector from which keys and values are computed."""
     query_rank: Annotated[int | None, whole(1, 1_000_000)] = None
-    """Width of the latent of queries (DeepSeek-V3: 1536). None: queries come from one projection."""
+    """Width of the latent from which queries are computed (DeepSeek-V3: 1536). None: queries are projected from the input."""
     nope_head_dim: Annotated[int, whole(1, 65_536)] = 128
-    """Dimensions of a head's queries and keys without rotary embedding."""
+    """Number of dimensions of a head's queries and keys without rotary embedding."""
     rope_head_dim: Annotated[int, whole(2, 65_536)] = 64
-    """Dimensions of a head's queries and keys with rotary embedding. All heads share this part of the key. Must be even."""
+    """Number of dimensions, even, of a head's queries and keys with rotary embedding. All heads share these key dimensions."""
     value_head_dim: Annotated[int, whole(1, 65_536)] = 128
     """Width of a head's values."""
     norm_eps: Annotated[float, above(0, 1)] = 1e-6
-    """Epsilon of the RMSNorms of the latents. DeepSeek's models have 1e-6 here, whatever their other norms have."""
+    """Epsilon of the RMSNorms of the latents. DeepSeek's models use 1e-6 for these norms."""
 
     @property
     def head_dim(self) -> int:
-        """Width of a head's queries and keys."""
+        """Width of a head's queries and keys: nope_head_dim + rope_head_dim."""
         return self.nope_head_dim + self.rope_head_dim
 
     def widths(self, n_head: int) -> tuple[int, ...]:
-        """Return the input widths of those projections that do not read the residual stream: of the query latent (1 if there is
-        none), of the latent of keys and values, and of the heads' outputs."""
+        """Return the widths of the inputs of projections that do not read the residual stream: query latent (1 if there is
+        none), latent of keys and values, and outputs of all heads."""
         return self.query_rank or 1, self.kv_rank, n_head * self.value_head_dim
 
     def matrices(self, n_embd: int, n_head: int) -> int:
-        """Number of parameters of a block's projections, without biases."""
+        """Number of parameters of the projections of a block's latent attention, without biases."""
         queries, shared = n_head * self.head_dim, n_embd * (self.kv_rank + self.rope_head_dim)
         of_queries = n_embd * queries if self.query_rank is None else self.query_rank * (n_embd + queries)
         of_keys_and_values = self.kv_rank * n_head * (self.nope_head_dim + self.value_head_dim)
         return of_queries + shared + of_keys_and_values + n_head * self.value_head_dim * n_embd
 
     def problems(self, model: Any) -> Iterator[tuple[str, str]]:
-        """Yield (sentence, flags that mend it) for each setting of `model`, a `GPTConfig`, that cannot be combined with latent
-        attention. Each number must be within its range."""
+        """Yield (sentence, flags that mend the mistake) for each setting of `model`, a `GPTConfig`, that cannot be combined
+        with latent attention. All numbers must be within their ranges."""
         if self.rope_head_dim % 2:
             yield (
                 f"model.latent.rope_head_dim is {self.rope_head_dim}, but rotary positions need an even number",

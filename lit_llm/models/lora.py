@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): frozen linear layers, each with a trained update of low rank beside it.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): linear layers with frozen weights and a trained low-rank update, the adapter.
 
 Shape letters: B sequences, T positions, i inputs and o outputs of a linear layer, r ``rank``, E experts.
 """
@@ -26,7 +26,7 @@ from lit_llm.models.router import Router
 from lit_llm.models.small_layers import KeepsPrecision
 
 ADAPTERS = ("lora_a", "lora_b")
-"""Names of the parameters of an adapter, beside the `weight` of its layer."""
+"""Names of an adapter's two parameters, in the same module as the layer's frozen `weight`."""
 
 OF_TRANSFORMERS = {
     "q_proj": "query",
@@ -38,7 +38,7 @@ OF_TRANSFORMERS = {
     "up_proj": "up",
     "down_proj": "mlp.project",
 }
-"""Names of linear layers in transformers and peft → their names here. Only error messages use it."""
+"""Name of a linear layer in transformers and peft → its name in lit_llm. Only error messages use this table."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class LoRAConfig:
     rank: Annotated[int, whole(1, 65_536)] = 16
     """Rank of each update. An adapter has rank * (inputs + outputs of its layer) parameters."""
     alpha: Annotated[float, above(0, 10**6)] = 32.0
-    """Updates are scaled by alpha / rank."""
+    """Scale of the updates: an adapter's update is multiplied by alpha / rank."""
     targets: list[str] | None = None
-    """Names of linear layers of the blocks, such as query; attention.project means attention's project only. null: all but
-    routers and routed experts, which have adapters if they are named: router, experts.up, experts.gate, experts.project."""
+    """Names of linear layers of the blocks that get adapters, such as query; attention.project is only attention's project.
+    null: all but routers and routed experts, which must be named: router, experts.up, experts.gate, experts.project."""
     dropout: Annotated[float, below(0, 1)] = 0.0
-    """Probability of dropping an input of an adapter in training. The frozen layer sees all inputs."""
+    """Dropout probability of an adapter's inputs in training. The frozen layer gets all inputs."""
 
     @property
     def scale(self) -> float:
@@ -61,9 +61,9 @@ class LoRAConfig:
 
 
 class Adapted(KeepsPrecision):
-    """A layer with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r), or those of E experts: (E, r, i) and (E, o, r).
+    """Base class of layers with an adapter: A ``lora_a`` (r, i) and B ``lora_b`` (o, r); of E experts (E, r, i) and (E, o, r).
 
-    It takes over the parameters, buffers and settings of the layer that it replaces, with their names, dtypes and devices.
+    An Adapted takes over the parameters, buffers and settings of the layer that it replaces, with names, dtypes and devices.
     Adapters are stored in fp32 at least, so that rounding loses no update, and computed in the dtype of the input.
     """
 
@@ -80,17 +80,17 @@ class Adapted(KeepsPrecision):
         self.scale = config.scale
 
     def reset_adapter(self) -> None:
-        """Initialise A as torch does a linear layer (as the paper's code and peft do), and B with zeros: no update at first."""
+        """Initialise A like an nn.Linear's weight (as the paper's code and peft do), and B with zeros: no update at first."""
         bound = 1 / math.sqrt(self.lora_a.size(-1))
         draw_(self.lora_a, partial(nn.init.uniform_, a=-bound, b=bound))
         nn.init.zeros_(self.lora_b)
 
 
 class LoRALinear(Adapted, DropsInputs):
-    """y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ.
+    """A linear layer with an adapter: y = x Wᵀ + b + scale · dropout(x) Aᵀ Bᵀ.
 
     Args:
-        name: the layer's name in its block, which names the site of its dropout in `dropout.SITES`. A layer of shared experts,
+        name: the layer's name in its block, by which its dropout has a site in `dropout.SITES`. A layer of shared experts,
             mlp.shared.X, has the site mlp.X, because its block has no other MLP.
     """
 
@@ -100,7 +100,7 @@ class LoRALinear(Adapted, DropsInputs):
         self.first_input = 0  # the number of this rank's first input
 
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
-        """(B, T, i) → (B, T, o)."""
+        """Apply the layer and its adapter: (B, T, i) → (B, T, o)."""
         return super().forward(x) + self.update(x, self.lora_a, self.lora_b, drops)
 
     def merged(self) -> Tensor:
@@ -108,14 +108,14 @@ class LoRALinear(Adapted, DropsInputs):
         return weight + (self.scale * (self.lora_b @ self.lora_a)).to(weight.dtype)
 
     def update(self, x: Tensor, a: Tensor, b: Tensor, drops: Drops | None) -> Tensor:
-        """Return the adapter's term of the output: (B, T, i) → (B, T, o)."""
+        """Return the adapter's term of the output, scale · dropout(x) Aᵀ Bᵀ: (B, T, i) → (B, T, o)."""
         x = drop(x, self.dropout, drops, self.site, stream=False, first=self.first_input)
         low = F.linear(x, a.to(x.dtype)) * self.scale  # (B, T, r)
         return F.linear(low, b.to(x.dtype))
 
 
 class LoRARouter(Adapted, Router):
-    """A router whose logits have an update: scale · x Aᵀ Bᵀ."""
+    """A router with an adapter, which adds scale · x Aᵀ Bᵀ to the router's logits."""
 
     def logits(self, x: Tensor) -> Tensor:
         a, b = (differentiable_part(each).to(x.dtype) for each in (self.lora_a, self.lora_b))
@@ -123,7 +123,7 @@ class LoRARouter(Adapted, Router):
 
 
 class LoRAStackedLinear(Adapted, StackedLinear):
-    """A linear layer and an adapter for each expert."""
+    """A `StackedLinear` (a linear layer for each expert) with an adapter for each expert."""
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         y = super().forward(x, ends)
@@ -134,7 +134,7 @@ class LoRAStackedLinear(Adapted, StackedLinear):
 def apply_lora(model: GPT, config: LoRAConfig) -> None:
     """Freeze a GPT and give the targeted linear layers of its blocks an adapter, in place, also on the meta device.
 
-    The names of all parameters stay. Call it before `parallelize`. `GPT.init_weights` also draws the adapters.
+    The names of all parameters stay the same. Call this before `parallelize`. `GPT.init_weights` also draws the adapters.
 
     Raises:
         UserError: a target names no layer; the message has the nearest name.
@@ -160,20 +160,20 @@ Layer: TypeAlias = nn.Linear | StackedLinear | Router
 
 
 def _linear_layers(model: GPT) -> dict[str, Layer]:
-    """Return the layers of the blocks that can have an adapter, by name, such as blocks.0.attention.query."""
+    """Return {name, such as blocks.0.attention.query: layer} for the layers of the blocks that can have an adapter."""
     modules = model.named_modules()
     return {name: module for name, module in modules if isinstance(module, Layer) and name.startswith("blocks.")}
 
 
 def layer_name(name: str, layer: Layer) -> str:
-    """Return a layer's name in targets: attention.query for blocks.0.attention.query, mlp.experts.up for routed experts."""
+    """Return a layer's name in `LoRAConfig.targets`: attention.query for blocks.0.attention.query; routed: mlp.experts.up."""
     *_, inside = name.split(".", 2)
     return inside.replace("mlp.", "mlp.experts.") if isinstance(layer, StackedLinear) else inside
 
 
 def target_problems(config: LoRAConfig, model: GPTConfig) -> list[str]:
-    """Return a sentence for each target that the model does not have, and one if there is a dropout and the targets include
-    routers or routed experts, whose adapters have none. The model must be valid."""
+    """Return a sentence for each target that the model does not have, and a sentence if `config` has dropout and targets
+    routers or routed experts, whose adapters do not support dropout. The model must be valid."""
     return _target_problems(config, _linear_layers(_on_meta(model)))
 
 
@@ -231,15 +231,15 @@ def _target_problems(config: LoRAConfig, modules: Mapping[str, Layer]) -> list[s
 
 
 def _endings(layer: str) -> list[str]:
-    """Return all targets that select a layer: for mlp.shared.up these are `up`, `shared.up` and `mlp.shared.up`. The last name
-    alone does not select routed experts: mlp.experts.up has `experts.up` and `mlp.experts.up`."""
+    """Return all targets that select a layer: `up`, `shared.up` and `mlp.shared.up` for mlp.shared.up. `up` alone does not
+    select routed experts: `experts.up` and `mlp.experts.up` select mlp.experts.up."""
     names = layer.split(".")
     endings = [".".join(names[start:]) for start in reversed(range(len(names)))]
     return endings[1:] if "experts" in names else endings
 
 
 def is_adapter(parameter: str) -> bool:
-    """Whether a parameter of this name is part of an adapter."""
+    """Whether a parameter with the name `parameter` is part of an adapter."""
     return parameter.rpartition(".")[2] in ADAPTERS
 
 
@@ -267,14 +267,14 @@ class MergedTensor:
 
 
 def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], config: LoRAConfig) -> dict[str, MergedTensor]:
-    """Return by name those weights that have an adapter, merged with it. The other weights are left out.
+    """Merge adapters into weights: {name: weight + update} for each weight with an adapter. Other weights are left out.
 
     Args:
-        weights: weights of the frozen model by name: tensors, or tensors on disk.
-        adapters: `….lora_a` (…, r, i) and `….lora_b` (…, o, r) by name.
+        weights: name → weight of the frozen model, a tensor or a tensor on disk.
+        adapters: name → adapter parameter, `….lora_a` (…, r, i) and `….lora_b` (…, o, r).
 
     Raises:
-        UserError: adapters do not fit the weights.
+        UserError: the adapters' shapes do not fit the weights.
     """
     layers = [name.removesuffix("lora_a") for name in adapters if name.endswith(".lora_a")]
     for layer in layers:
@@ -294,7 +294,7 @@ def merged_weights(weights: Mapping[str, Any], adapters: Mapping[str, Any], conf
 
 
 def trainable(model: nn.Module) -> tuple[int, int]:
-    """Return the numbers of trainable and of all parameters."""
+    """Return (number of trainable parameters, number of all parameters) of a model."""
     counts = [(p.numel() * p.requires_grad, p.numel()) for p in model.parameters()]
     return sum(count for count, _ in counts), sum(count for _, count in counts)
 
@@ -302,9 +302,9 @@ def trainable(model: nn.Module) -> tuple[int, int]:
 def flops_saved(model: GPT) -> float:
     """Return by how many FLOPs per token a step with LoRA is below `GPTConfig.flops_per_token`; 0 without LoRA.
 
-    A frozen matrix needs no gradient of its own: 4 FLOPs per parameter and token instead of 6 (forward, and the gradient of
-    its input). An adapter needs 6 per parameter; of the adapters of routed experts, only those of top_k experts count. The head
-    counts as frozen, the look-up in the embedding not at all.
+    A frozen matrix needs no gradient of its own: 4 FLOPs per parameter and token (forward, and the gradient of its input)
+    instead of 6. An adapter needs 6 FLOPs per parameter; of the routed experts' adapters, only the adapters of top_k experts
+    count. The head counts as frozen, the look-up in the embedding not at all.
     """
     moe = model.config.moe
     adapters = sum(

@@ -14,14 +14,14 @@ from lit_llm.models.config import GPTConfig
 from lit_llm.models.dropout import Drops, apply_linear
 
 CLAMP, SIGMOID_GAIN = 7.0, 1.702
-"""Constants of `clamped_swiglu`, GPT-OSS's gate (arXiv 2508.10925): g = min(gate, 7), g σ(1.702 g) (1 + clamp(up, ±7))."""
+"""Constants of `clamped_swiglu` (GPT-OSS, arXiv 2508.10925): g σ(1.702 g) (1 + clamp(up, ±7)) with g = min(gate, 7)."""
 
 
 class MLP(nn.Module):
-    """Two matrices around a nonlinearity, or three with a gate.
+    """The MLP of a block: two matrices `up` and `project` with a nonlinearity between them, and with `gated` a third, `gate`.
 
     Args:
-        width: f. None: the configuration's.
+        width: hidden width f. None: the width of the configuration.
     """
 
     def __init__(self, config: GPTConfig, width: int | None = None) -> None:
@@ -34,7 +34,7 @@ class MLP(nn.Module):
         self.unit_probe: Callable[[Tensor], None] | None = None  # set by `HealthSignals` while it measures
 
     def forward(self, x: Tensor, drops: Drops | None = None) -> Tensor:
-        """(B, T, d) → (B, T, d)."""
+        """Apply the MLP: (B, T, d) → (B, T, d)."""
         up = apply_linear(self.up, x, drops)  # (B, T, f)
         if self.gate is None:
             hidden = self.activate(up)
@@ -46,7 +46,7 @@ class MLP(nn.Module):
 
 
 class Activation:
-    """The nonlinearity of an MLP, or of its gate, elementwise."""
+    """The elementwise nonlinearity of an MLP, or of the MLP's gate, of the kind `config.mlp`."""
 
     def __init__(self, config: GPTConfig) -> None:
         self.kind, self.gelu_approximate = config.mlp, config.resolved_gelu_approximate
@@ -63,5 +63,5 @@ class Activation:
         return F.gelu(x, approximate=self.gelu_approximate)
 
     def gated(self, up: Tensor) -> Tensor:
-        """Return the factor of the gate's activation: `up`, or clamp(up, ±7) + 1 in `clamped_swiglu`."""
+        """Return the tensor by which the activated gate is multiplied: `up`, or clamp(up, ±7) + 1 in `clamped_swiglu`."""
         return up.clamp(-CLAMP, CLAMP) + 1 if self.kind == "clamped_swiglu" else up

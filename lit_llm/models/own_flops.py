@@ -1,4 +1,4 @@
-"""Training FLOPs per token of a user's module: torch counts the FLOPs of its kernels on tensors without data."""
+"""Counts a user's module's training FLOPs per token, by torch's FlopCounterMode on tensors without data."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ FLOPS: dict[Any, Any] = {  # operators that torch's counter does not know → FL
 }
 _ROWS = 2
 _MOST_OPERATIONS = 500
-"""A loop over positions with more operations than this in a forward pass is counted on short sequences."""
+"""A module that loops over positions, with more operations than this in a forward pass, is counted on short sequences."""
 
 
 def own_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> tuple[float, float]:
-    """Return the training FLOPs per token (of matrix products, of attention), in sequences of `length` tokens.
+    """Return the training FLOPs per token in sequences of `length` tokens: (FLOPs of matrix products, FLOPs of attention).
 
-    If the module's operations depend on values of tensors, which have none here, the result is (6 · number of parameters, 0).
+    The tensors have no data here. If the module's operations depend on data, the result is (6 · number of parameters, 0).
     """
     return _of_written(architecture.class_path, json.dumps(architecture.init_args), vocab_size, length)
 
@@ -67,8 +67,8 @@ def _of_written(class_path: str, init_args: str, vocab_size: int, length: int) -
 
 
 def _at_length(module: CustomModel, length: int) -> np.ndarray:
-    """Return what `_counted` returns at `length`. If the module seems to loop over positions, that would take too long: each
-    figure is then taken to be a + b·T + c/T at length T, fitted at the lengths u, 2u and 3u, and tested at 4u (ValueError)."""
+    """Return the FLOPs per token of `_counted` at `length`. If the module seems to loop over positions, which would take long,
+    fit a + b·T + c/T to the FLOPs at lengths T = u, 2u and 3u, and test the fit at 4u (ValueError)."""
     unit = max(1, min(4, length // 16))
     few, more = _operations(module, unit), _operations(module, 2 * unit)
     if few is None or more is None or length // unit * (more - few) <= _MOST_OPERATIONS:
@@ -82,7 +82,7 @@ def _at_length(module: CustomModel, length: int) -> np.ndarray:
 
 
 def _counted(module: CustomModel, length: int) -> np.ndarray:
-    """Count the FLOPs per token of forward and backward: (of matrix products, of attention)."""
+    """Count the FLOPs per token of forward and backward at `length`: (FLOPs of matrix products, FLOPs of attention)."""
     ids = torch.zeros(_ROWS, length, dtype=torch.int64)
     with FlopCounterMode(display=False, custom_mapping=FLOPS) as counter:
         sums = module(ids, ids)
@@ -95,7 +95,7 @@ def _counted(module: CustomModel, length: int) -> np.ndarray:
 
 
 def _operations(module: CustomModel, length: int) -> int | None:
-    """Number of operations of a forward pass. None: the module does not accept so few positions."""
+    """Number of torch operations in a forward pass of `length` positions. None: the module fails with so few positions."""
     with torch.no_grad(), _Operations() as counter:
         try:
             module(torch.zeros(_ROWS, length, dtype=torch.int64))
@@ -105,7 +105,7 @@ def _operations(module: CustomModel, length: int) -> int | None:
 
 
 class _Operations(DispatchMode):
-    """Counts operations."""
+    """Context manager that counts the torch operations in it, in `count`."""
 
     def __init__(self) -> None:
         super().__init__()

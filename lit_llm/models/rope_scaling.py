@@ -16,7 +16,7 @@ ROPE_SCALING: dict[str, tuple[set[str], set[str]]] = {
     ),
     "longrope": ({"original_max_position_embeddings", "short_factor", "long_factor"}, {"factor", "attention_factor"}),
 }
-"""rope_type → required values and optional values of `GPTConfig.rope_scaling`."""
+"""rope_type → (required keys, optional keys) of `GPTConfig.rope_scaling`."""
 
 _LISTS = ("short_factor", "long_factor")
 _FACTOR = above(0, 10**9)
@@ -25,11 +25,11 @@ _DOMAINS = {
     "beta_fast": at_least(0.001, 10**6),
     "beta_slow": at_least(0.001, 10**6),
 }
-"""Ranges of the numbers that are not factors."""
+"""Key of `rope_scaling` → range of its number. Keys that are missing here are factors, with the range `_FACTOR`."""
 
 
 def value_problem(key: str, value: Any) -> str | None:
-    """Return why one value of `rope_scaling` is wrong for any model, as text after its name; None if it is not."""
+    """Return why `value` is wrong for the key `key` in any model, as text to follow the key; None if some model may have it."""
     if key == "truncate":
         return None if isinstance(value, bool) else f"is {shown(value)}, but must be true or false"
     if key not in _LISTS:
@@ -42,7 +42,7 @@ def value_problem(key: str, value: Any) -> str | None:
 
 
 def rope_scaling_problems(scaling: Any, rotated: int, where: str) -> Iterator[str]:
-    """Why a `rope_scaling` cannot be used, one sentence each.
+    """Yield one sentence for each reason why the value `scaling` of `rope_scaling` cannot be used.
 
     Args:
         rotated: number of rotated dimensions of a head.

@@ -15,26 +15,26 @@ from lit_llm.models.small_layers import KeepsPrecision
 
 
 class PositionsInDocuments(NamedTuple):
-    """Where each position is in its document."""
+    """Record: for each position of a sequence, its number in its document, and the document's length."""
 
     positions: Tensor
-    """(B, S) int64, from 0."""
+    """(B, S) int64: number of the position in its document, from 0."""
     lengths: Tensor
-    """(B, S) int64: number of positions that the document has in the sequence."""
+    """(B, S) int64: number of positions that the position's document has in the sequence."""
 
 
 def document_numbers(ids: Tensor, eos_id: int) -> Tensor:
-    """Number the documents of each sequence: (B, S) ids → (B, S).
+    """Number the documents of each sequence: (B, S) ids → (B, S) document numbers.
 
-    An end-of-document id counts as the first position of the document after it, whose first token is predicted from that id.
-    The data module numbers documents in the same way if they do not start with an id of their own.
+    An end-of-document id counts as the first position of the next document, whose first token is predicted from this id.
+    The data module numbers documents in the same way if documents do not start with an id such as BOS.
     """
     return ids.eq(eos_id).cumsum(dim=1)
 
 
 def places_in(documents: Tensor) -> PositionsInDocuments:
-    """Return where each position is, from (B, S) document numbers, which never decrease along a sequence. The host does not
-    wait for a GPU."""
+    """Return the `PositionsInDocuments` for (B, S) document numbers, which never decrease along a sequence. No host
+    synchronisation."""
     batch, size = documents.shape
     place = torch.arange(size, device=documents.device).expand(batch, size)  # (B, S)
     changes = documents[:, 1:] != documents[:, :-1]  # (B, S - 1)
@@ -49,11 +49,14 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys, half-split: the pair (i, i + r/2) is turned by its position's angle.
+    """Apply the rotary embedding to queries or keys, half-split: dimensions i and i + r/2 are rotated as a pair.
 
     Args:
-        x: (B, heads, T, h). Dimensions from r on are kept.
-        cos, sin: a `Rotation`.
+        x: (B, heads, T, h). Dimensions from r on are not changed.
+        cos, sin: cosine and sine of the angles, (T, r/2) or (B, 1, T, r/2).
+
+    Returns:
+        (B, heads, T, h) in the dtype of x.
     """
     half = cos.size(-1)
     first, second, kept = x.split((half, half, x.size(-1) - 2 * half), dim=-1)  # (B, heads, T, r/2) twice, (…, h - r)
@@ -62,13 +65,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RotaryTable(KeepsPrecision):
-    """fp32 cosines and sines of all positions, shared by the layers with the same rope_theta and rope_scaling.
+    """fp32 cosines and sines of the angles of all positions, shared by layers with the same rope_theta and rope_scaling.
 
-    In bf16, position 4,001 would get the angle of 4,000.
+    In bf16, position 4,001 would get the angle of position 4,000.
 
     Args:
         positions: number of positions, T.
-        rotated: r, even.
+        rotated: number of rotated dimensions r of a head, even.
         theta: base of the frequencies.
         scaling: `GPTConfig.rope_scaling`.
     """
@@ -91,8 +94,8 @@ class RotaryTable(KeepsPrecision):
         """Return cosines and sines of the positions from `start` to `end`, (end - start, r/2) each.
 
         Args:
-            places: (B, T), used instead of `start` and `end`: each document is rotated as if it were alone, and the results are
-                (B, 1, T, r/2). None: sequences are not divided into documents.
+            places: positions in documents, (B, T), used instead of `start` and `end`: each document is rotated as if it were
+                alone, and the results are (B, 1, T, r/2). None: sequences are not divided into documents.
         """
         if places is not None:
             long = 0 if self.short_context is None else (places.lengths > self.short_context).long()  # (B, T)
@@ -102,7 +105,7 @@ class RotaryTable(KeepsPrecision):
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Compute the tables. Required after `to_empty`."""
+        """Compute the cosines and sines of the table. Required after `to_empty`."""
         tables, positions, half = self.cos.shape
         device = self.cos.device
         unscaled = self.theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)  # (r/2,)
@@ -117,14 +120,14 @@ class RotaryTable(KeepsPrecision):
 def scale_frequencies(
     frequency: Tensor, theta: float, scaling: dict[str, Any] | None, *, positions: int, long: bool
 ) -> tuple[Tensor, float]:
-    """Scaled rotary frequencies, and the factor of cosines and sines, which scales the scores by its square.
+    """Return scaled rotary frequencies (r/2,), and a factor for cosines and sines, whose square scales attention scores.
 
     Args:
         frequency: (r/2,) radians per position.
         theta: base of the frequencies.
         scaling: `GPTConfig.rope_scaling`.
         positions: longest context of the model.
-        long: use LongRoPE's factors for sequences longer than the original context.
+        long: use LongRoPE's long_factor, for sequences longer than the original context, instead of short_factor.
     """
     if scaling is None:
         return frequency, 1.0
@@ -147,10 +150,10 @@ def _llama3(
     high_freq_factor: float,
     original_max_position_embeddings: float,
 ) -> Tensor:
-    """Llama 3.1's frequencies for a context `factor` times the original one (Grattafiori et al. 2024, released code).
+    """Llama 3.1's frequencies for a context `factor` times as long as the original context (Grattafiori et al. 2024, code).
 
-    A frequency with more than `high_freq_factor` turns in the original context is kept. One with fewer than `low_freq_factor`
-    turns is divided by `factor`. In between, the two are interpolated linearly in the number of turns.
+    A frequency with more than `high_freq_factor` turns in the original context is kept. A frequency with fewer than
+    `low_freq_factor` turns is divided by `factor`. In between, both are interpolated linearly in the number of turns.
     """
     turns = frequency * original_max_position_embeddings / (2 * math.pi)  # (r/2,)
     kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
@@ -168,19 +171,19 @@ def _yarn(
     attention_factor: float | None = None,
     truncate: bool = True,
 ) -> tuple[Tensor, float]:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071).
+    """YaRN's frequencies (r/2,) and factor of cosines and sines (Peng et al. 2023, arXiv 2309.00071).
 
     Frequencies with more than `beta_fast` turns in the original context are kept, and frequencies with fewer than `beta_slow`
-    turns are divided by `factor`. In between, the two are interpolated linearly in the index of the frequency.
+    turns are divided by `factor`. In between, both are interpolated linearly in the index of the frequency.
 
     Args:
         attention_factor: factor of cosines and sines. None: 0.1 ln(factor) + 1.
-        truncate: round the two indices outwards, as the released code does.
+        truncate: round the first and last interpolated index outwards, as the released code does.
     """
     half = frequency.numel()
 
     def index(turns: float) -> float:
-        """Return the index of the frequency that makes so many turns in the original context."""
+        """Return the fractional index, among the frequencies, of one that makes `turns` turns in the original context."""
         return half * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = index(beta_fast), index(beta_slow)
@@ -205,10 +208,10 @@ def _longrope(
     factor: float | None = None,
     attention_factor: float | None = None,
 ) -> tuple[Tensor, float]:
-    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): a divisor for each frequency, found by search.
+    """LongRoPE's frequencies (r/2,), each with its own divisor, and factor of cosines and sines (Ding et al. 2024, 2402.13753).
 
     Args:
-        factor: length of the context relative to the original one. None: `positions` relative to the original one.
+        factor: length of the context / length of the original context. None: `positions` / length of the original context.
         attention_factor: factor of cosines and sines. None: sqrt(1 + ln(factor) / ln(original context)).
     """
     divisors = torch.tensor(long_factor if long else short_factor, device=frequency.device, dtype=torch.float32)  # (r/2,)

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: which experts compute a token, with which weights, and the losses that balance them.
+"""The router of a mixture of experts, which chooses and weights the experts of each token, and the balancing losses.
 
 Shape letters: B sequences, T positions, N = B · T tokens, d ``n_embd``, E experts, k experts of a token, G groups.
 """
@@ -18,49 +18,49 @@ from lit_llm.models.small_layers import KeepsPrecision
 
 
 class RouterSums(NamedTuple):
-    """Sums over the counted targets of one micro-batch, of one block, or stacked: (L, …) of L blocks with experts."""
+    """Record of a router's sums over a micro-batch's tokens whose targets count; stacked for L blocks with experts, (L, …)."""
 
     loss: Tensor
-    """0-d, differentiable: the balancing losses and the z-loss, weighted. fp32 (float64 for float64 inputs)."""
+    """0-d, differentiable: weighted sum of the balancing losses and the z-loss. fp32 (float64 for float64 inputs)."""
     counts: Tensor
-    """(E,) int64: how many of the tokens each expert computed."""
+    """(E,) int64: number of counted tokens that each expert computed."""
     entropy: Tensor
-    """0-d, detached: the entropy of the tokens' probabilities, in nats."""
+    """0-d, detached: sum over tokens of the entropy of the router's probabilities, in nats."""
     z: Tensor
-    """0-d, detached: logsumexp(logits)²."""
+    """0-d, detached: sum over tokens of logsumexp(router logits)²."""
 
     def packed(self) -> Tensor:
-        """Return from stacked sums what `end_step` needs: (L, E + 2) float64, for each block its counts, entropy and z."""
+        """Pack stacked sums for `end_step`: (L, E + 2) float64, for each block its counts, entropy and z."""
         return torch.cat((self.counts, torch.stack((self.entropy, self.z), dim=1).double()), dim=1)
 
 
 class Routing(NamedTuple):
-    """The router's result for N tokens."""
+    """Record of a router's result for N tokens."""
 
     experts: Tensor
-    """(N, k) int64, in ascending order, so that sums over a token's experts do not depend on the order of the scores."""
+    """(N, k) int64, numbers of each token's experts, ascending, so that sums over experts do not depend on score order."""
     weights: Tensor
-    """(N, k) fp32."""
+    """(N, k) fp32, the factors of the chosen experts' outputs."""
     logits: Tensor
-    """(N, E) fp32."""
+    """(N, E) fp32, the router's logits."""
     probabilities: Tensor
-    """(N, E) fp32, with sums of 1."""
+    """(N, E) fp32, the scores normalised to a sum of 1 for each token."""
 
 
 class Router(KeepsPrecision):
-    """Scores all experts, and chooses k of them for each token. Always in fp32, whatever the precision.
+    """Scores all experts, and chooses k for each token (Σ: sum over these k, with `normalise`). Always computes in fp32.
 
-        s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s / Σ s
+        s = softmax(W x + b), or sigmoid(W x + b);   choice = the k largest of s + c;   weights = scale · s, or scale · s / Σ s
 
-    c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): it is not trained, and does not enter
-    the weights. It is fp32, because steps of 0.001 would be lost in bf16. If scores are equal, the expert with the lower number
-    is chosen, so that all processors and layouts choose alike.
+    c is `choice_bias`, which `ExpertBalance` moves (Wang et al. 2024, arXiv 2408.15664): c is not trained, and does not enter
+    the weights. c is fp32, because steps of 0.001 would be lost in bf16. If scores are equal, the expert with the lower number
+    is chosen, so that all processors and layouts of ranks choose the same experts.
 
     Losses, each a sum over the counted tokens of a block:
 
-    * balance: E Σ_i share_i p_i, with `shares` of the previous optimizer step's global batch. The loss of Fedus et al. 2022
-      (arXiv 2101.03961) uses the shares of the current batch, which are known after its last micro-batch only;
-    * sequence_balance: the same with the shares within the sequence (DeepSeek-V3, arXiv 2412.19437, section 2.1.2);
+    * balance: E Σ_i share_i p_i, where p_i is the probability of expert i, and share_i its share of the tokens of the previous
+      step's global batch. Fedus et al. 2022 (arXiv 2101.03961) use the current batch, known after its last micro-batch only;
+    * sequence_balance: balance with the shares within each sequence (DeepSeek-V3, arXiv 2412.19437, section 2.1.2);
     * z_loss: logsumexp(logits)² (Zoph et al. 2022, arXiv 2202.08906).
     """
 
@@ -71,7 +71,7 @@ class Router(KeepsPrecision):
         super().__init__()
         self.config = config
         self.sequence_groups: tuple[str, ...] = ()
-        """Names of the process groups whose ranks share each sequence."""
+        """Names of the process groups whose ranks each have a part of every sequence (context and tensor parallelism)."""
         self.weight = nn.Parameter(torch.empty(config.experts, width))
         self.bias = nn.Parameter(torch.empty(config.experts)) if config.router_bias else None
         self.register_buffer("choice_bias", torch.empty(config.experts, dtype=torch.float32))
@@ -84,7 +84,7 @@ class Router(KeepsPrecision):
         self.shares.fill_(1 / self.config.experts)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route N tokens, (N, d)."""
+        """Choose experts for N tokens, x (N, d). Returns experts, weights, logits and probabilities as `Routing`."""
         with torch.autocast(x.device.type, enabled=False):
             dtype = torch.promote_types(x.dtype, torch.float32)
             logits = self.logits(x.to(dtype))
@@ -102,12 +102,12 @@ class Router(KeepsPrecision):
         return Routing(experts, weights, logits, probabilities)
 
     def logits(self, x: Tensor) -> Tensor:
-        """(N, d) → (N, E), in the dtype of x."""
+        """Return the router's logits, (N, d) → (N, E), in the dtype of x."""
         weight, bias = differentiable_part(self.weight), None if self.bias is None else differentiable_part(self.bias)
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Return the numbers of the k experts with the largest scores, in ascending order: (N, E) → (N, k)."""
+        """Return the numbers of the k experts with the largest scores within the best groups, ascending: (N, E) → (N, k)."""
         config = self.config
         groups, top_groups = config.effective_groups
         if top_groups < groups:
@@ -119,7 +119,7 @@ class Router(KeepsPrecision):
         return _largest(scores, config.top_k).sort(dim=1).values
 
     def sums(self, routing: Routing, counted: Tensor) -> RouterSums:
-        """Return the sums over the tokens whose targets count. `counted`: (B, T) bool, of the N tokens of `routing`."""
+        """Return the sums over the tokens whose targets count. `counted`: (B, T) bool, True for such tokens of `routing`."""
         config, (batch, length) = self.config, counted.shape
         with torch.autocast(counted.device.type, enabled=False):
             p, where = routing.probabilities, counted.reshape(-1)  # (N, E), (N,)
@@ -147,14 +147,14 @@ class Router(KeepsPrecision):
 
 
 def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Set the shares that the balancing loss of the next optimizer step uses.
+    """Set each router's `shares`, which its balancing loss uses in the following optimizer step, from this step's sums.
 
     Args:
-        routers: the routers of the L blocks with experts. Those of other pipeline stages are on the meta device, and unchanged.
+        routers: the routers of the L blocks with experts. Routers of other pipeline stages are on the meta device: unchanged.
         sums: (L, E + 2), the sum of `RouterSums.packed` over all micro-batches and ranks of a step.
 
     Returns:
-        (L, E), the number of tokens that each expert computed; and by name the means of entropy and z over tokens, (L,) each.
+        (L, E), the number of tokens that each expert computed; and {"entropy": mean over tokens (L,), "z": mean (L,)}.
     """
     counts, of_tokens = sums[:, :-2], sums[:, -2:]
     # Not the step's count: an objective may count pairs, and ranks of tensor parallelism route a part of the positions.
@@ -168,12 +168,12 @@ def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Ten
 
 
 def initial_buffers(experts: int) -> dict[str, Tensor]:
-    """Return by name the buffers that a router of `experts` experts has before its first step."""
+    """Return {name: buffer} with the initial buffers of a router of `experts` experts."""
     router = Router(MoEConfig(experts=experts, top_k=1), width=1)
     router.reset_buffers()
     return dict(router.named_buffers())
 
 
 def _largest(scores: Tensor, k: int) -> Tensor:
-    """Return the columns of the k largest scores, (N, E) → (N, k). The first of equal scores wins; `topk` promises no order."""
+    """Return the columns of the k largest scores, (N, E) → (N, k). The first of equal scores wins, unlike in `topk`."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]

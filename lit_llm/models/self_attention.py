@@ -22,7 +22,7 @@ from lit_llm.models.small_layers import make_rms_norm
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key/value heads."""
+    """Causal self-attention with H query heads, which share K key/value heads (grouped-query attention if K < H)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, see: Visibility, cache: LayerCache | None, drops: Drops | None = None
     ) -> Tensor:
-        """(B, T, d) → (B, T, d).
+        """Apply attention: (B, T, d) → (B, T, d).
 
         Args:
             rotation: cos and sin of the rotary angles. None: no rotary embedding.
             see: which keys each position sees.
-            cache: keys and values of the positions before these; extended in place.
+            cache: keys and values of the positions before x; extended in place. None: there are no earlier positions.
             drops: the numbers from which dropout masks are computed. None: nothing is dropped.
         """
         q, k, v = (apply_linear(layer, x, drops) for layer in (self.query, self.key, self.value))
@@ -92,10 +92,10 @@ class Attention(nn.Module):
         return apply_linear(self.project, y.transpose(1, 2).flatten(2), drops)  # (B, T, H·h) → (B, T, d)
 
     def _heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:
-        """Split a projection into heads and normalise it: (B, T, heads·h) → (B, heads, T, h)."""
+        """Split queries, keys or values into heads, and apply `norm` if given: (B, T, heads·h) → (B, heads, T, h)."""
         if norm is not None and not self.norm_heads:
             x = norm(x)
-        # The number of heads is inferred: under tensor parallelism each rank holds a part of them.
+        # The number of heads is inferred: under tensor parallelism each rank holds a part of the heads.
         x = x.unflatten(-1, (-1, self.head_dim))  # (B, T, heads, h)
         if norm is not None and self.norm_heads:
             x = norm(x)
@@ -103,14 +103,14 @@ class Attention(nn.Module):
 
 
 def without_own_value(y: Tensor, v: Tensor) -> Tensor:
-    """Remove from outputs of heads, (B, H, T, h), their parts along the values (B, K, T, h) of the same positions."""
+    """Remove from heads' outputs y (B, H, T, h) the component along the value vector v (B, K, T, h) of the same position."""
     grouped, v = y.unflatten(1, (v.size(1), -1)), v.unsqueeze(2)  # (B, K, H / K, T, h), (B, K, 1, T, h)
     part = _dot(grouped, v) / _dot(v, v).clamp(min=torch.finfo(torch.float32).tiny)  # (B, K, H / K, T)
     return torch.addcmul(grouped, part[..., None].to(y.dtype), v, value=-1).flatten(1, 2)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """(…, h) twice → (…), in fp32: squares of fp16 overflow."""
+    """Dot product over the last dimension, (…, h) twice → (…), in fp32, because squares overflow in fp16."""
     if a.dtype == torch.float32:
         return torch.linalg.vecdot(a, b)  # the fastest on a CPU; autocast would compute it in the narrow type
     return (a.float() * b.float()).sum(-1)

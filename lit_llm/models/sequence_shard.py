@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 ContextAttention = Literal["gather", "heads"]
-"""gather: each rank gathers all keys and values. heads: during attention each rank has all positions of a part of the heads."""
+"""Kinds of context parallelism. gather: each rank gathers all keys and values. heads: in attention, each rank has all positions
+of a part of the heads."""
 
 
 class SequenceShard(NamedTuple):
-    """States that ranks share each sequence: all load the same batch, and each computes T / n of its positions.
+    """Record of how n ranks share each sequence: all load the same batch, and each rank computes T / n positions.
 
     With `kind` gather, the sequence has 2n chunks, and rank r has chunks r and 2n - 1 - r. A position attends to earlier
-    positions, so late chunks cost more than early ones, but each rank's pair costs the same. Heads: rank r has chunk r of n.
+    positions, so late chunks cost more than early chunks, but each rank's two chunks together cost the same. With `kind` heads,
+    rank r has chunk r of n chunks.
     """
 
     group: str
@@ -29,21 +31,21 @@ class SequenceShard(NamedTuple):
 
     @property
     def multiple(self) -> int:
-        """The number that T must be a multiple of."""
+        """The number of chunks of a sequence. The number of positions T must be a multiple of this number."""
         return self.ranks * len(self.chunks)
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Numbers of this rank's chunks, ascending."""
+        """Numbers of the chunks of the sequence that this rank has, ascending."""
         return self.chunks_of(self.rank)
 
     def chunks_of(self, rank: int) -> tuple[int, ...]:
-        """Numbers of a rank's chunks, ascending."""
+        """Numbers of the chunks of the sequence that the rank `rank` has, ascending."""
         return (rank, 2 * self.ranks - 1 - rank) if self.kind == "gather" else (rank,)
 
     @property
     def chunks_by_rank(self) -> list[int]:
-        """Numbers of all chunks: those of rank 0, then those of rank 1, and so on."""
+        """Numbers of all chunks of the sequence: the chunks of rank 0, then the chunks of rank 1, and so on."""
         return [chunk for rank in range(self.ranks) for chunk in self.chunks_of(rank)]
 
     def take(self, x: Tensor, dim: int = 1) -> Tensor:

@@ -1,4 +1,4 @@
-"""A causal convolution of a few positions by channel, also where ranks share the positions.
+"""A causal depthwise convolution over a few positions, also if ranks share the positions of a sequence.
 
 Shape letters: B sequences, T positions of the whole sequence, t of this rank, c channels, n positions of the convolution,
 k chunks of a rank, p positions of a piece of a chunk.
@@ -17,12 +17,12 @@ from lit_llm.models.sequence_shard import SequenceShard
 
 
 class ShortConvolution(nn.Module):
-    """Adds to each channel a learned sum of its own values at this position and the n - 1 before it.
+    """Adds a causal depthwise convolution to its input: per channel, a weighted sum over this position and the n - 1 before it.
 
         y_t = x_t + Σ_i w_i x_(t - i),   i = 0 … n - 1
 
-    Positions of other documents, and those before the first, count as zero (Primer, So et al. 2021,
-    arXiv 2109.08668, without the sum; Canon layers, Allen-Zhu 2025, with it).
+    Positions of other documents, and positions before the sequence, count as zero. Primer (So et al. 2021, arXiv 2109.08668)
+    has the convolution without the added x_t, Canon layers (Allen-Zhu 2025) with it.
 
     Ranks that share a sequence send each other the last n - 1 positions of their chunks, and nothing else.
     """
@@ -33,7 +33,7 @@ class ShortConvolution(nn.Module):
         # One dimension, channel by channel: it is a vector for the optimizer, and tensor parallelism splits it by channels.
         self.weight = nn.Parameter(torch.empty(channels * positions))
         self.stream: SequenceShard | None = None
-        """How the ranks of tensor parallelism share the positions of a context rank's input. None: they do not."""
+        """How tensor-parallel ranks share the positions of a context rank's input. None: each rank has all these positions."""
 
     def forward(
         self,
@@ -42,12 +42,12 @@ class ShortConvolution(nn.Module):
         cache: LayerCache | None = None,
         shard: SequenceShard | None = None,
     ) -> Tensor:
-        """(B, t, c) → (B, t, c).
+        """Apply the convolution: (B, t, c) → (B, t, c).
 
         Args:
             documents: (B, T) document numbers of the whole sequence, including cached positions. None: one document.
-            cache: inputs at the positions before these; extended in place.
-            shard: how ranks share the sequence (context parallelism). None: they do not.
+            cache: inputs at the positions before x; extended in place. None: there are no earlier positions.
+            shard: how ranks share the sequence (context parallelism). None: each rank has whole sequences.
         """
         past, batch = self.positions - 1, x.size(0)
         if cache is not None:
@@ -82,7 +82,7 @@ class ShortConvolution(nn.Module):
 
 
 def _in_same_document(documents: Tensor, lag: int) -> Tensor:
-    """(B, T, 1) bool: whether the position `lag` before is in the same document."""
+    """(B, T, 1) bool: whether position t - `lag` is in the same document as position t."""
     same = documents[:, lag:] == documents[:, :-lag]
     return F.pad(same, (min(lag, documents.size(1)), 0))[..., None]
 
@@ -95,8 +95,9 @@ def _pieces(x: Tensor, count: int, context: SequenceShard | None, stream: Sequen
     positions of all chunks. Pieces shorter than `count` are gathered whole, so that no position before a piece is missing.
 
     Args:
-        context: how context ranks share the sequence: each has k chunks. None: k is 1, and the chunk is the whole sequence.
-        stream: how tensor-parallel ranks share a context rank's k chunks: each has k consecutive pieces. None: they do not.
+        context: how context ranks share the sequence: each rank has k chunks. None: k is 1, the chunk is the whole sequence.
+        stream: how tensor-parallel ranks share a context rank's k chunks: each rank has k consecutive pieces. None: pieces are
+            whole chunks.
     """
     k = 1 if context is None else len(context.chunks)
     ranks, first = (1, 0) if stream is None else (stream.ranks, stream.rank * k)

@@ -1,4 +1,4 @@
-"""Norms of a block, and the base class of modules in which only weight and bias follow a model's conversion to bf16."""
+"""Norms of a block, and the base class of modules of which `model.to(torch.bfloat16)` converts only weight and bias."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_llm.models.config import GPTConfig
 
 
 class KeepsPrecision(nn.Module):
-    """A module in which `model.to(torch.bfloat16)` converts only weight and bias: other tensors stay in fp32 at least."""
+    """Base class of modules of which `model.to(torch.bfloat16)` converts weight and bias only: others stay fp32 at least."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         parameters = [p for name, p in self.named_parameters(recurse=False) if name in ("weight", "bias")]
@@ -28,7 +28,7 @@ class KeepsPrecision(nn.Module):
 
 
 class UnitOffsetRMSNorm(nn.RMSNorm):
-    """RMSNorm with the gain 1 + weight (Gemma). Weight decay then draws the gain to 1. The weight starts at zero."""
+    """RMSNorm with the gain 1 + weight (Gemma), so that weight decay draws the gain to 1. The initial weight is zero."""
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)

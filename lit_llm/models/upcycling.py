@@ -1,4 +1,4 @@
-"""A mixture of experts from a dense model's weights (Komatsuzaki et al. 2023, arXiv 2212.05055)."""
+"""Upcycling: makes a mixture of experts from a dense model's weights (Komatsuzaki et al. 2023, arXiv 2212.05055)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _OF_MLP = re.compile(r"blocks\.\d+\.mlp\.(up|gate|project)\.(weight|bias)")
 
 
 def upcycled(config: GPTConfig, weights: dict[str, Tensor], experts: int) -> tuple[GPTConfig, dict[str, Tensor]]:
-    """Return settings and weights of a mixture of experts that computes what the dense model does. In each block, all experts
-    are copies of the block's MLP, and two experts compute a token.
+    """Return (settings, state_dict) of a mixture of experts with the same outputs as the dense model. In each block, all
+    experts are copies of the block's MLP, and two experts compute each token.
 
-    The routers' weights are random (seed 0), so that tokens go to different experts, which then learn different things.
+    The routers' weights are random (seed 0), so that experts get different tokens, and training makes them different.
 
     Args:
         config, weights: the settings and the state_dict of the dense model.
         experts: number of experts in each block.
 
     Raises:
-        UserError: the model has experts already, or `experts` is not a number that it can have.
+        UserError: the model has experts already, or a model with `experts` experts is not valid.
     """
     if config.moe is not None:
         raise UserError(f"the model has {config.moe.experts} experts already: leave out --upcycle")

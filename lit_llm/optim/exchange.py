@@ -1,9 +1,9 @@
 """All-to-all that gathers each sharded matrix on one rank, its owner, for Newton–Schulz, and scatters the update.
 
-Parts travel along one dimension of the mesh after the other, the last one first: with tensor parallelism, within a machine
-before between machines. Only groups of the matrices' own mesh are used, so pipeline stages do not wait for each other.
-Ranks with equal coordinates along the replicated dimensions are a "row", which holds all parts of a matrix. So parts travel
-only within the owner's row. Each rank of this row then sends its part of the update to its counterparts in the other rows.
+Shards travel along one mesh dimension after the other, the last dimension first: with tensor parallelism, within a machine
+before between machines. Only process groups of the matrices' own mesh are used, so pipeline stages do not wait for each other.
+Ranks with equal coordinates along the replicated dimensions are called a "row"; a row holds all shards of a matrix. So shards
+travel only within the owner's row. Each rank of this row then broadcasts its shard of the update to its copies in other rows.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ Coordinate: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A distributed matrix: its shape (r, c), and one placement per mesh dimension."""
+    """Record of a distributed matrix: its shape (r, c), and one placement per mesh dimension."""
 
     shape: tuple[int, ...]
     placements: tuple[Placement, ...]
 
     @lru_cache(maxsize=65536)  # noqa: B019  # by value: matrices of one shape share an entry
     def box(self, mesh_shape: tuple[int, ...], at: Coordinate) -> tuple[slice, ...]:
-        """Return the rows and columns that the rank at coordinate `at` of the mesh holds."""
+        """Return the slices (rows, columns) of the matrix that the rank at coordinate `at` of the mesh holds."""
         size, offset = box_at(self.shape, mesh_shape, at, self.placements)
         return tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
 
     def numel(self, mesh_shape: tuple[int, ...], at: Coordinate) -> int:
-        """Return the number of elements that the rank at coordinate `at` of the mesh holds."""
+        """Return the number of the matrix's elements that the rank at coordinate `at` of the mesh holds."""
         rows, columns = self.box(mesh_shape, at)
         return (rows.stop - rows.start) * (columns.stop - columns.start)
 
 
 @dataclass(frozen=True)
 class _Hop:
-    """One all-to-all along a mesh dimension, towards the owners.
+    """Record of an all-to-all along one mesh dimension, which brings shards nearer to their owners.
 
-    `sent` and `received` have a list for each peer, of (number of the matrix, coordinate of the rank that stores this part).
+    `sent` and `received`: for each rank of `group`, the shards as (number of a matrix, coordinate of the rank that stores it).
     """
 
     group: dist.ProcessGroup
@@ -61,17 +61,19 @@ class _Hop:
 
 
 class MatrixExchange:
-    """The exchange of the matrices that their owners orthogonalise at the same time. All ranks of the mesh call its methods.
+    """Gathers and scatters the matrices that are orthogonalised at the same time, each on one rank, its owner.
+
+    All ranks of the mesh must call the methods. A "row" is the ranks with equal coordinates along replicated mesh dimensions.
 
     Args:
-        matrices: all matrices on the mesh. A matrix is named by its number: its index in this list.
+        matrices: all matrices on the mesh. The number of a matrix is its index in this list.
         numbers: numbers of the matrices of this exchange.
         owners: for each matrix, the index of its owner among the ranks of the mesh.
 
     Attributes:
-        rows: coordinates of a row of replicas → numbers of the matrices that ranks of this row own. Equal on all ranks.
+        rows: coordinates of a row → numbers of the matrices that ranks of this row own. Equal on all ranks.
         row: coordinates of this rank's row.
-        mine: numbers of the matrices that ranks of this row own.
+        mine: numbers of the matrices that ranks of this rank's row own.
     """
 
     def __init__(self, mesh: DeviceMesh, matrices: Sequence[Matrix], numbers: Sequence[int], owners: Sequence[int]) -> None:
@@ -112,11 +114,11 @@ class MatrixExchange:
         return hops
 
     def gather(self, parts: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
-        """Return the whole matrices (r, c) that this rank owns, from all ranks' parts of the matrices in `mine`.
+        """Gather matrices from all ranks' shards. Returns number → matrix (r, c), for the matrices that this rank owns.
 
         Args:
-            parts: this rank's flat parts, by number. The dict is emptied, so that their memory is free once they are sent.
-            like: an empty tensor with the dtype and device of the parts, for ranks without parts.
+            parts: number → this rank's flat shard, for the matrices in `mine`. The dict is emptied, to free memory early.
+            like: an empty tensor with the dtype and device of the shards, for ranks without shards.
         """
         flat_parts = {(i, self._at): parts.pop(i) for i in self.mine}
         for hop in self._hops:
@@ -134,11 +136,11 @@ class MatrixExchange:
         return whole
 
     def scatter(self, whole: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
-        """Return this rank's flat parts of the matrices in `mine`, by number, from the whole matrices that owners pass.
+        """Scatter whole matrices from their owners. Returns number → this rank's flat shard, for the matrices in `mine`.
 
         Args:
-            whole: the matrices that this rank owns, by number. The dict is emptied.
-            like: as in `gather`.
+            whole: number → matrix, for the matrices that this rank owns. The dict is emptied.
+            like: an empty tensor with the dtype and device of the matrices, for ranks without shards.
         """
         shape = tuple(self._mesh.shape)
         everywhere = [[self._at[d]] if d in self._replicated else range(n) for d, n in enumerate(shape)]
@@ -153,11 +155,11 @@ class MatrixExchange:
         return {i: flat_parts[i, self._at] for i in self.mine}
 
     def share(self, row: Coordinate, parts: dict[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Return this rank's flat parts of the matrices in `rows[row]`, which each rank of that row sends to its counterparts.
+        """Broadcast the shards of the matrices `rows[row]` from that row to all rows. Returns this rank's flat shards in order.
 
         Args:
-            parts: this rank's flat parts of the matrices in `mine`, by number. Those of `row` are removed from the dict.
-            like: as in `gather`.
+            parts: number → this rank's flat shard, for the matrices in `mine`. Shards of `rows[row]` are removed.
+            like: an empty tensor with the dtype and device of the shards, for ranks of other rows.
         """
         own = [parts.pop(i) for i in self.rows[row]] if row == self.row else []
         if not self._replicated:
@@ -172,12 +174,12 @@ class MatrixExchange:
         return list(buffer.split(sizes))
 
     def to_all_ranks(self, vectors: dict[int, Tensor], device: torch.device) -> dict[int, Tensor]:
-        """Return to all ranks an fp32 vector (r,) for each matrix of this exchange, by number, from the matrices' owners.
+        """Send a vector per matrix from the matrices' owners to all ranks. Returns number → fp32 vector (r,) for all matrices.
 
-        Adding the zeros of the other ranks is exact, so all ranks have the same bits.
+        A collective: ranks add their vectors to the others' zeros. This is exact, so all ranks have the same bits.
 
         Args:
-            vectors: the vector (r,) of each matrix that this rank owns, by number.
+            vectors: number → vector (r,), for the matrices that this rank owns.
         """
         numbers = [i for row in self.rows.values() for i in row]
         sizes = [self._matrices[i].shape[0] for i in numbers]
@@ -191,7 +193,7 @@ class MatrixExchange:
         return slices
 
     def local_rows(self, i: int) -> slice:
-        """Return the slice of the rows of matrix `i` of which this rank holds at least a part."""
+        """Return the slice of rows of matrix `i` that this rank's shard covers, wholly or in part."""
         return self._matrices[i].box(tuple(self._mesh.shape), self._at)[0]
 
     def _exchange(
@@ -219,7 +221,7 @@ class MatrixExchange:
 
 
 def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExchange]:
-    """Return the exchanges, one per turn (`turns`), of matrices on one mesh that are replicated along the same dimensions."""
+    """Return a `MatrixExchange` per turn of `turns`. All matrices are on one mesh, replicated along the same dimensions."""
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
     return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]

@@ -1,4 +1,4 @@
-"""The base class of MuonAdamW and Lion: a step over the groups, which is undone if `found_inf` is 1."""
+"""The base class of MuonAdamW and Lion: a step over the parameter groups, which is undone if `found_inf` is 1."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 
 
 class GroupOptimizer(Optimizer, ABC):
-    """An optimizer whose step updates one group after the other, and reads `found_inf` as torch's fused optimizers do."""
+    """Base class of optimizers whose step updates one group after the other, and changes no tensor if `found_inf` is 1."""
 
     honours_found_inf = True
     found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient, once. Return the loss of the closure, if one is given."""
+        """Call `closure`, then update all parameters that have gradients. Return the closure's loss; None without a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -32,14 +32,14 @@ class GroupOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Update `params`, the parameters of a group that have gradients."""
+        """Update `params`, the parameters of `group` that have gradients. Each subclass defines this."""
 
 
 @contextmanager
 def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
-    """A context that restores the tensors' old values at its end if ``found_inf`` is not 0. None: it does nothing.
+    """Context manager: at its end restores the tensors in `lists` if ``found_inf`` is not 0. ``found_inf`` None: does nothing.
 
-    Copies the tensors, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, and -0.0 + 0.0 is 0.0.
+    At its start it copies these tensors, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, -0.0 + 0.0 is 0.0.
     """
     if found_inf is None:
         yield
@@ -52,5 +52,5 @@ def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
 
 
 def to_device(device: torch.device, tensor: Tensor) -> Tensor:
-    """Copy a tensor to an accelerator without synchronising, or to the host, which waits until it can read the copy."""
+    """Copy a tensor to an accelerator without host synchronisation, or to the host, which waits for the copy."""
     return tensor.to(device, non_blocking=device.type != "cpu")

@@ -21,10 +21,10 @@ class Lion(GroupOptimizer):
 
         u = sign(β1 m + (1 − β1) g);   θ ← (1 − η λ) θ − η u;   m ← β2 m + (1 − β2) g
 
-    Every coordinate moves by η, so η should be 3–10 times smaller than AdamW's, and λ larger by the same factor.
+    Every weight moves by η (`lr`), so η should be AdamW's divided by 3 to 10, and λ (`weight_decay`) AdamW's times 3 to 10.
 
     Raises:
-        UserError: if an option is out of range.
+        UserError: an option is out of range.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Lion(GroupOptimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p]["exp_avg"] = torch.zeros_like(p)
-        # A step copies narrow parameters, and all tensors if it may be undone. Update in parts, so that copies are small.
+        # A step copies bf16 and fp16 parameters, and all tensors if it may be undone. Parts are updated: copies stay small.
         copies = self.found_inf is not None or any(p.dtype.itemsize < 4 for p in params)
         if not copies:
             self._update(group, params)
@@ -52,7 +52,7 @@ class Lion(GroupOptimizer):
             self._update(group, [params[i] for i in numbers])
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Update parameters. Narrow ones are decayed and moved in fp32, and rounded once.
+        """Update `params` and their momenta. bf16 and fp16 parameters are decayed and moved in fp32, and rounded once.
 
         On CPUs `_foreach_mul_` would round its factor to the tensors' dtype: in bf16, 0.998 becomes 0.996.
         """

@@ -27,8 +27,8 @@ from lit_llm.optim.owners import turns
 class MuonAdamW(GroupOptimizer):
     """Muon for hidden matrices and AdamW for all other parameters, in one Optimizer, as automatic optimization needs.
 
-    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; ``torch.optim.Muon`` computes the same). For a matrix of
-    r rows and c columns, with O = `newton_schulz`:
+    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon; ``torch.optim.Muon`` computes the same). For a matrix θ of
+    r rows and c columns, with gradient g, η = `lr`, λ = `weight_decay`, μ = `momentum` and O = `newton_schulz`:
 
         m ← μ m + (1 − μ) g;   u = μ m + (1 − μ) g  (Nesterov; otherwise u = m)
         θ ← (1 − η λ) θ − η s(r, c) O(u)
@@ -37,31 +37,31 @@ class MuonAdamW(GroupOptimizer):
     usual RMS of AdamW, so that AdamW's learning rates apply (Liu et al. 2025, arXiv 2502.16982). AdamW is torch's fused kernel.
 
     With ``normuon_beta2`` (NorMuon: Li et al. 2025, arXiv 2510.05491) each row of O, which belongs to an output neuron, is
-    divided by the root of a moving average of its mean square, and the whole matrix gets its norm back:
+    divided by the root of a moving average of the row's mean square, and the matrix is scaled back to its former norm:
 
-        v_i ← β2 v_i + (1 − β2) mean_j O_ij²;   N = O_ij / (√v_i + 10⁻⁸);   O ← N ‖O‖ / ‖N‖
+        v_i ← β2 v_i + (1 − β2) mean_j O_ij²;   N_ij = O_ij / (√v_i + 10⁻⁸);   O ← N ‖O‖ / ‖N‖
 
-    Muon updates a parameter if it has 2 dimensions and its group is named ``matrix`` or ``projection`` (as in
-    `parameter_groups`) or has no name. It updates each matrix of a parameter with 3 dimensions if the group is named
-    ``experts``. A group with other parameters too is split in two. If a parameter of experts is sharded, each rank
-    orthogonalises every expert of which it holds a part.
+    Muon updates parameters with 2 dimensions in groups named ``matrix`` or ``projection`` (as in `parameter_groups`) or without
+    a name, and each matrix of parameters with 3 dimensions in groups named ``experts``. AdamW updates all other parameters; a
+    group with both kinds is split in two. If a parameter of experts is sharded, each rank orthogonalises every expert of which
+    it holds a part.
 
     Args:
-        lr: learning rate of Muon groups without their own.
-        adamw_lr: learning rate of AdamW groups without their own.
+        lr: learning rate of Muon groups without their own ``lr``.
+        adamw_lr: learning rate of AdamW groups without their own ``lr``.
         momentum, nesterov, ns_steps, adjust_lr: Muon's options.
         ns_dtype: dtype of the Newton–Schulz iteration. "auto" is bfloat16 on accelerators, as in `torch.optim.Muon`, and
-            float32 on CPUs. It does not depend on processor features, so that a run gives the same numbers on any CPU.
-            "bfloat16" on a CPU with AMX is 2.3 to 6 times faster (k, r, c = 16, 128, 128: 2.8 instead of 6.4 ms; 8, 256, 1024:
-            13 instead of 77 ms). Other CPUs emulate bf16. It increases differences between layouts to about 2^-8.
+            float32 on CPUs, whatever a CPU's features are, so that a run gives the same numbers on any CPU.
+            On AMX CPUs, bfloat16 is 2.3 to 6 times as fast as float32 (16 matrices of 128 × 128: 2.8, not 6.4 ms; 8 of 256 ×
+            1024: 13, not 77 ms). Other CPUs emulate bf16. With bf16, results on two layouts of ranks differ by about 2^-8.
         ns_method: coefficients of the iteration. "jordan": Jordan et al. 2024. "polar_express" (Amsel et al. 2025, arXiv
-            2505.16932) brings singular values nearer to 1 in as many steps, and so in the same time.
-        normuon_beta2: β2 of NorMuon, in [0, 1). None: no NorMuon. Its state is one number per row, complete on all ranks.
+            2505.16932) brings singular values nearer to 1 than "jordan" does in as many steps, and so in the same time.
+        normuon_beta2: β2 of NorMuon, in [0, 1). None: no NorMuon. NorMuon's state is one number per row, equal on all ranks.
         betas, eps: AdamW's options.
-        weight_decay: decoupled weight decay of groups without their own, for both algorithms.
+        weight_decay: decoupled weight decay, of both algorithms, for groups without their own ``weight_decay``.
 
     Raises:
-        UserError: if an option is out of range.
+        UserError: an option is out of range.
     """
 
     _SHARED = frozenset({"lr", "weight_decay"})
@@ -90,7 +90,7 @@ class MuonAdamW(GroupOptimizer):
         super().__init__(params, options | {"betas": tuple(betas)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, split by algorithm. Each part keeps only the options that its algorithm reads."""
+        """Add a parameter group as a Muon group, an AdamW group or both, each with only its algorithm's options."""
         params = param_group["params"]
         items = [params] if isinstance(params, Tensor) else list(params)  # tensors, or (name, tensor) as torch allows
         tensors = [item[1] if isinstance(item, tuple) else item for item in items]
@@ -163,10 +163,10 @@ class MuonAdamW(GroupOptimizer):
         return self._planned[key]
 
     def _muon_on_mesh(self, group: dict[str, Any], turn: MatrixExchange, params: Sequence[DTensor]) -> None:
-        """Update the matrices of one exchange, each orthogonalised by its owner. Parts travel in the iteration's dtype.
+        """Update the matrices of one exchange, each orthogonalised by its owner. Shards travel in the iteration's dtype.
 
         Args:
-            turn: the exchange; its numbers are indices in `params`.
+            turn: the exchange; its matrix numbers are indices in `params`.
             params: all of the group's matrices on the mesh with the same replicated dimensions.
         """
         device = torch.device(params[0].device_mesh.device_type)
@@ -190,7 +190,7 @@ class MuonAdamW(GroupOptimizer):
             self._apply(group, [params[i] for i in numbers], turn.share(row, parts, like), of_row, boxes)
 
     def _updates(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        """Update the momentum m of this rank's parts, and return their parts of u, which is not orthogonalised yet."""
+        """Update the momentum m of this rank's shards of `params`, and return this rank's shards of u (see the class)."""
         grads, momentum = local_gradients(params), group["momentum"]
         buffers = [local_part(self.state[p]["momentum_buffer"]) for p in params]
         with undone_if(self.found_inf, buffers):
@@ -202,7 +202,7 @@ class MuonAdamW(GroupOptimizer):
         return newton_schulz(update, steps=group["ns_steps"], dtype=dtype, ns_method=group["ns_method"])
 
     def _orthogonal_experts(self, group: dict[str, Any], update: Tensor) -> Tensor:
-        """Orthogonalise the matrices (E, r, c) of E experts, each by itself."""
+        """Orthogonalise the matrices (E, r, c) of E experts, one by one. Returns (E, r, c)."""
         dtype = newton_schulz_dtype(group["ns_dtype"], update.device.type)
         matrices = update if dtype == update.dtype else torch.empty_like(update, dtype=dtype)
         for i, matrix in enumerate(update):
@@ -217,13 +217,14 @@ class MuonAdamW(GroupOptimizer):
         squares: list[Tensor] | None,
         rows: Sequence[Any],
     ) -> None:
-        """Decay this rank's parts and move them by their parts of the orthogonal updates, which may be flat.
+        """Decay this rank's shards of `params`, and add the scaled updates to the shards.
 
-        Narrow parameters are moved in fp32, because bf16 kernels round the ends of a tensor differently.
+        bf16 and fp16 parameters are moved in fp32, because bf16 kernels round the ends of a tensor differently.
 
         Args:
+            updates: this rank's shard of each orthogonal update, in the shape of the parameter's shard or flat.
             squares: `mean_squares` of each whole update. None: NorMuon is off.
-            rows: for each parameter, the index that selects this rank's rows from the vector of NorMuon's factors for all rows.
+            rows: for each parameter, the index that selects this rank's rows from NorMuon's factors of all rows.
         """
         local, lr = [local_part(p) for p in params], group["lr"]
         factors = None if squares is None else self._row_factors(group, params, squares)
@@ -239,7 +240,7 @@ class MuonAdamW(GroupOptimizer):
                     part.copy_(wide)
 
     def _row_factors(self, group: dict[str, Any], params: Sequence[Tensor], squares: list[Tensor]) -> list[Tensor]:
-        """Update NorMuon's averages v, and return for each update the factors of its rows, in fp32: (r,) or (E, r).
+        """Update NorMuon's averages v, and return the factors by which each update's rows are multiplied: fp32 (r,) or (E, r).
 
         Args:
             squares: `mean_squares` of each whole update.
@@ -288,7 +289,7 @@ def mean_squares(update: Tensor) -> Tensor:
 
 
 _MUON_DIMENSIONS = {"matrix": 2, "projection": 2, "experts": 3}
-"""Dimensions of the parameters that Muon updates, by the name of the group."""
+"""Name of a parameter group → number of dimensions of the parameters in this group that Muon updates."""
 
 _LR_SCALE: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),

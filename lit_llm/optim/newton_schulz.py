@@ -12,8 +12,8 @@ from lit_llm.optim.owners import steps_together
 Polynomial = tuple[float, float, float]
 
 _JORDAN: Polynomial = (3.4445, -4.7750, 2.0315)
-# The best odd quintics in sequence for singular values in [1e-3, 1]. Each is the best for the interval that the ones before
-# leave, with its lower end raised to at least 0.024 times its upper end. The last one is the limit, used from step 8 on.
+# The best sequence of odd quintics for singular values in [1e-3, 1]. Each quintic is the best for the interval that the
+# quintics before it leave, with the lower end at least 0.024 times the upper end. The last quintic is used from step 8 on.
 _POLAR_EXPRESS: tuple[Polynomial, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -28,18 +28,18 @@ _SAFETY = 1.01  # rounding makes singular values greater than the interval's upp
 
 
 def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
-    """The dtype of the iteration for the option `ns_dtype` of `MuonAdamW`. bf16 is precise enough for a direction."""
+    """The dtype of the Newton–Schulz iteration for the option `ns_dtype` of `MuonAdamW`: "auto" is fp32 on CPUs, else bf16."""
     if ns_dtype == "auto":
         ns_dtype = "float32" if device_type == "cpu" else "bfloat16"
     return torch.float32 if ns_dtype == "float32" else torch.bfloat16
 
 
 def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
-    """The coefficients (a, b, c) of each step for the option `ns_method` of `MuonAdamW`.
+    """The coefficients (a, b, c) of the polynomial a x + b x³ + c x⁵ of each Newton–Schulz step, for a value of `ns_method`.
 
-    jordan: equal in all steps (Jordan et al. 2024). Singular values do not converge to exactly 1; small ones grow faster.
-    polar_express: Amsel et al. 2025, arXiv 2505.16932, with its safety factor: before each step with another than the last
-    of its polynomials, x is divided by 1.01.
+    jordan: equal in all steps (Jordan et al. 2024), for fast growth of small singular values, which end near 1, not at 1.
+    polar_express: Amsel et al. 2025, arXiv 2505.16932, with their safety factor: x is divided by 1.01 before each of the first
+    seven steps.
     """
     if ns_method == "jordan":
         return [_JORDAN] * steps
@@ -49,19 +49,19 @@ def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
 
 
 def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str = "jordan") -> Tensor:
-    """Approximate U Vᵀ of a matrix U S Vᵀ.
+    """Orthogonalise a matrix approximately: from X = U S Vᵀ (singular value decomposition) compute about U Vᵀ.
 
     After 5 steps, singular values that were at least 0.003 of ‖X‖_F are in [0.68, 1.21]; with polar_express in [0.86, 1.13].
-    Smaller ones end lower.
+    Smaller singular values end lower.
 
-    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; for tall matrices, A = Xᵀ X on the other side.
+    Quintic iteration X ← a X + (b A + c A²) X, A = X Xᵀ, from X / ‖X‖_F; if r > c, X ← a X + X (b A + c A²), A = Xᵀ X.
 
-    In fp32, if one side is more than twice as long as the other, three steps are computed from the Gram matrix alone and
-    applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the next A is P A P, and
-    S ← a S + t M + M S, t ← a t. For 4 : 1 and 5 steps, this takes two thirds of the arithmetic.
+    In fp32, if one side is more than twice as long as the other, three steps are computed from the Gram matrix A alone and
+    applied to X at once: X ← (t I + S) X. With M = b A + c A² and P = a I + M, the following A is P A P, and
+    S ← a S + t M + M S, t ← a t. For sides of 4 : 1 and 5 steps, this takes two thirds of the arithmetic of single steps.
 
-    The function takes one matrix, because in a batch a matrix's last bits depend on its place in memory: kernels are chosen by
-    alignment. On one thread a batch saves no time.
+    The function takes no batch of matrices, because a matrix's last bits would depend on its place in the batch: kernels are
+    chosen by memory alignment. On one thread, a batch takes no less time than its matrices one by one.
 
     Args:
         x: (r, c). A zero matrix stays zero.
@@ -81,7 +81,7 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
 
 
 def _product(x: Tensor, chosen: Sequence[Polynomial]) -> tuple[float, Tensor]:
-    """Return t and S, as in `newton_schulz`, of the steps with the chosen polynomials, for x (r, c) with r ≤ c."""
+    """Return t and S (r, r) such that the steps with the chosen polynomials map x (r, c), r ≤ c, to (t I + S) x."""
     gram = x @ x.mT  # (r, r)
     (a, b, c), *further = chosen
     move = s = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # M; all matrices here are symmetric

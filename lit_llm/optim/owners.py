@@ -1,4 +1,4 @@
-"""Which rank orthogonalises which of Muon's matrices, and in which turn. Imports no torch: the planner uses it, too."""
+"""Decides which rank orthogonalises which of Muon's matrices, and in which turn. No torch: the planner uses this, too."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 
 def steps_together(rows: int, columns: int, element_bytes: int) -> int:
-    """Number of steps that `newton_schulz` applies to a matrix at once. With more, small singular values would be lost."""
+    """Number of steps that `newton_schulz` applies to a matrix at once: 1 or 3. Four would lose small singular values."""
     return 3 if element_bytes == 4 and max(rows, columns) > 2 * min(rows, columns) else 1
 
 
 def newton_schulz_flops(rows: int, columns: int, steps: int = 5, element_bytes: int = 2) -> int:
-    """FLOPs of `newton_schulz` for one matrix. Below, r is the shorter and c the longer side.
+    """FLOPs of `newton_schulz` for one matrix, whose shorter side is r and longer side c.
 
-    Each application to the matrix takes 2r²c (Gram matrix), 2r³ (its square) and 2r²c (the product). Each further step within
-    an application takes 8r³.
+    One or three steps are applied to the matrix at once (`steps_together`). Each application takes 2r²c (Gram matrix), 2r³ (its
+    square) and 2r²c (product with the matrix). Each further step within an application takes 8r³.
     """
     r, c = sorted((rows, columns))
     applications = -(-steps // steps_together(r, c, element_bytes))
@@ -23,9 +23,9 @@ def newton_schulz_flops(rows: int, columns: int, steps: int = 5, element_bytes: 
 
 
 def owners(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
-    """Return for each matrix the rank that owns it, and so orthogonalises it.
+    """Return for each matrix the rank that owns, and so orthogonalises, this matrix.
 
-    Matrices are dealt out in the order of their work, the most first, each to the rank with the least work so far. Ties go to
+    Matrices are assigned in the order of their FLOPs, the most first, each to the rank with the fewest FLOPs so far. Ties go to
     the matrix that comes first and to the lower rank, so every rank computes the same owners.
     """
     work = [newton_schulz_flops(rows, columns) for rows, columns in shapes]

@@ -12,22 +12,24 @@ GROUPS = ("matrix", "projection", "experts", "embedding", "head", "vector", "ada
 
 
 def parameter_groups(model: nn.Module, **overrides: dict[str, Any]) -> list[dict[str, Any]]:
-    """Sort the trainable parameters of a model by role. Each parameter appears once; empty groups are left out.
+    """Sort a model's trainable parameters by role into groups for an optimizer, each with ``name``, ``params`` and options.
+
+    Each parameter is in one group. Empty groups are left out. The groups are:
 
     * ``embedding``: weights of ``nn.Embedding`` modules and of every module called ``head``, tied or not;
     * ``adapter``: ``lora_a`` and ``lora_b``, to which Muon does not apply: LoRA's published rates are AdamW's, and Muon would
       orthogonalise each factor, not the update that is their product;
     * ``matrix``: every other tensor of at least 2 dimensions, i.e. the hidden weights;
-    * ``projection`` and ``head``: only if the model has `size_ratios` (GPTConfig.base_width), which give them other rates: the
-      parameters of ``matrix`` in modules called ``project``, and of ``embedding`` in modules called ``head``;
-    * ``experts``: weights of modules with `is_stacked`: (E, r, c) are E matrices;
-    * ``vector``: the rest, such as biases and norm gains. Its ``weight_decay`` is 0; other groups use the optimizer's.
+    * ``projection`` and ``head``: only if the model has `size_ratios` (GPTConfig.base_width), which give these groups other
+      rates: parameters of ``matrix`` in modules called ``project``, and of ``embedding`` in modules called ``head``;
+    * ``experts``: weights of modules with `is_stacked`, whose shape (E, r, c) stands for E matrices;
+    * ``vector``: all other parameters, such as biases and norm gains. This group's ``weight_decay`` is 0.
 
     Args:
-        overrides: options of a group by its name, e.g. ``embedding={"lr": 3e-4}``.
+        overrides: name of a group → options of this group, e.g. ``embedding={"lr": 3e-4}``.
 
     Raises:
-        UserError: if an override names an unknown group.
+        UserError: an override names an unknown group.
     """
     if unknown := sorted(overrides.keys() - set(GROUPS)):
         raise UserError(f"parameter group {unknown[0]!r} does not exist: the groups are {', '.join(GROUPS)}.")

@@ -1,4 +1,4 @@
-"""`torch.optim.Muon`'s settings and iteration for all parameters, on any layout of ranks."""
+"""An optimizer with the arguments and the iteration of `torch.optim.Muon`, for all parameters and any layout of ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lit_llm.core.number_domain import above, at_least, below, check_ranges, who
 from lit_llm.optim.muon import MuonAdamW
 
 REPLACED = "torch.optim.Muon"
-"""The class path that a recipe may name, and in whose place `TorchMuon` is used."""
+"""If a recipe names this class path for its optimizer, lit_llm uses `TorchMuon` in place of that class."""
 
 
 class TorchMuon(MuonAdamW):
-    """`torch.optim.Muon` for hidden matrices, and AdamW for all other parameters at the same rate and weight decay.
+    """`torch.optim.Muon` for hidden matrices, and AdamW for all other parameters, both with `lr` and `weight_decay`.
 
     `torch.optim.Muon` takes matrices only, while a LightningModule with automatic optimization needs one optimizer. This class
-    has the arguments of `torch.optim.Muon` and calls its Newton–Schulz iteration, always in bf16. On plain fp32 matrices, steps
-    of both are equal bit for bit. All else is as in `MuonAdamW`: the choice of hidden matrices, distributed parameters,
+    has the arguments of `torch.optim.Muon` and calls torch's Newton–Schulz iteration, always in bf16. On plain fp32 matrices,
+    steps of both classes are equal bit for bit. As in `MuonAdamW` are the choice of hidden matrices, distributed parameters,
     ``found_inf``, and steps of bf16 parameters, which are rounded once. AdamW has β = (0.9, 0.95) and ε = 1e-8.
 
     Args:
         adjust_lr_fn: `adjust_lr` of `MuonAdamW`; None is "original".
-        eps: smallest norm by which the iteration divides a matrix at its beginning.
+        eps: smallest norm by which the iteration divides the matrix before the first step.
 
     Raises:
-        UserError: if an option is out of range.
+        UserError: an option is out of range.
     """
 
     _MUON_ONLY = MuonAdamW._MUON_ONLY | {"ns_coefficients", "ns_eps"}
@@ -63,7 +63,7 @@ class TorchMuon(MuonAdamW):
         super().add_param_group({**self._iteration, **param_group})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the iteration's options from the restored groups, so that groups that are added later have them too."""
+        """Restore the state. Keep the restored Newton–Schulz options, so that groups added later get the same options."""
         muon: dict[str, Any] = next((group for group in state["param_groups"] if group["algorithm"] == "muon"), {})
         self._iteration = {name: muon[name] for name in ("ns_coefficients", "ns_eps") if name in muon}
         super().__setstate__(state)

@@ -1,6 +1,6 @@
-"""The optimizer of a model or of a pipeline stage, and learning rates that are scaled with the model's width and depth.
+"""Makes the optimizer of a model or of a pipeline stage, and scales learning rates with the model's width and depth.
 
-This scaling aims at rates that are best for a large model if they are best for a small one, the base model.
+The aim of the scaling: rates that are best for a small model, the base model, become rates that are best for a large model.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from lit_llm.core.errors import UserError
 from lit_llm.optim.parameter_groups import parameter_groups
 
 _LIKE_ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Lion")
-"""Classes whose updates have about the same size in every element, whatever the gradient's size."""
+"""Optimizer classes whose updates have about the same size in every element, whatever the gradient's size."""
 
 RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.02677")} | dict.fromkeys(
     (*_LIKE_ADAM, "RMSprop", "Muon", "MuonAdamW"), (0.5, "square root for Adam: Malladi et al. 2022, arXiv 2205.10287")
 )
-"""Name of an optimizer → (p, source) of the rule that the best learning rate is proportional to (batch size)^p."""
+"""Name of an optimizer → (p, source), for the rule that the best learning rate is proportional to (batch size)^p."""
 
 
 def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
-    """The optimizer of a model's parameters. If the model has `size_ratios`, its width and depth relative to a base model,
-    `scale_rates` adapts the optimizer's groups.
+    """Return the optimizer of a model's parameters. If the model has `size_ratios` (its width and depth divided by a base
+    model's), `scale_rates` scales the learning rates, weight decays and epsilons of the optimizer's groups.
 
     Args:
-        make: makes an optimizer from groups of parameters.
+        make: parameter groups → optimizer.
 
     Raises:
-        UserError: as `scale_rates`.
+        UserError: `scale_rates` has no rule for this optimizer.
     """
     optimizer = make(parameter_groups(model))
     ratios: tuple[float, float] | None = getattr(model, "size_ratios", None)
@@ -44,14 +44,14 @@ def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimi
 def optimizer_of_stage(
     make: Callable[[list[dict[str, Any]]], Optimizer], whole: nn.Module
 ) -> tuple[Optimizer, list[list[str]]]:
-    """Return the optimizer of this rank's parameters, and the names of the whole model's parameters by group.
+    """Return the optimizer of this rank's parameters, and for each of its groups the names of the whole model's parameters.
 
-    The optimizer is made for the whole model, as in one process, and then loses the parameters of other ranks. So all ranks
-    have the same groups in the same order, whatever the optimizer's class makes of them. Groups may be empty on a rank.
+    The optimizer is made for the whole model, as in one process; then the parameters of other ranks are removed. So all ranks
+    have the same groups in the same order, even if the optimizer's class splits groups. Groups may be empty on a rank.
 
     Args:
-        make: makes an optimizer from groups of parameters.
-        whole: all stages. Parameters that this rank does not hold are on the meta device.
+        make: parameter groups → optimizer.
+        whole: the model with all stages. Parameters that this rank does not hold are on the meta device.
     """
     name_of = {p: name for name, p in whole.named_parameters()}
     optimizer = optimizer_of(whole, make)
@@ -64,10 +64,10 @@ def optimizer_of_stage(
 
 
 def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
-    """Change rate, weight decay and epsilon of each group from those of the base model to those of this model.
+    """Scale each group's learning rate, weight decay and epsilon, which are right for a base model, to this model's size.
 
-    The rates are multiplied by these factors, with w = `width` and L = `depth`, the ratios of this model's width and depth to
-    those of the base model, and (r, c) the shape of a matrix:
+    The rates are multiplied by these factors, with w = `width` and L = `depth`, the width and depth of this model divided by
+    the width and depth of the base model, and (r, c) the shape of a matrix:
 
     ===========  ===========  ==============  ===============================================
     group        AdamW        Muon            why
@@ -80,13 +80,13 @@ def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
     ===========  ===========  ==============  ===============================================
 
     Muon with ``adjust_lr="match_rms_adamw"`` has updates that grow with √w, so its factors are divided by √w. Adapters keep
-    their rates. The decay of a step, rate · weight_decay, is that of the base model. Epsilon follows the size of the
-    gradients: 1/(w·L) for matrix, 1/w for projection and embedding, 1 for head and vector.
+    their rates. The decay of a step, rate · weight_decay, stays equal to the base model's. Epsilon is scaled like the size of
+    the gradients: by 1/(w·L) for matrix, 1/w for projection and embedding, 1 for head and vector.
 
     Sources: Yang et al. 2022 (arXiv 2203.03466, table 3) for AdamW; Yang, Simon and Bernstein 2023 (2310.17813) for Muon, whose
     updates have the spectral norm √(r/c) already (Bernstein and Newhouse 2024, 2410.21265); Dey et al. 2025 (2505.01618,
-    CompleteP) for depth, decay and epsilon. They multiply each branch by 1/L. Here the rate and initial weights of the branch's
-    last matrix have this factor, so that the forward pass does not change.
+    CompleteP) for depth, decay and epsilon. Dey et al. multiply each residual branch by 1/L. Here instead the rate and initial
+    weights of the branch's last matrix have the factor 1/L, so that the forward pass does not change.
 
     Raises:
         UserError: the updates of this optimizer follow no known rule.
@@ -104,7 +104,7 @@ def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
 
 
 def _of_matrices(optimizer: Optimizer, group: dict[str, Any], width: float) -> float:
-    """Return the factor of the rate of a group of matrices whose inputs are `width` times as wide as the base model's."""
+    """Return the factor for the rate of a group of matrices that have `width` times as many inputs as the base model's."""
     algorithm = group.get("algorithm", type(optimizer).__name__)
     if algorithm == "muon":
         return 1.0 if group["adjust_lr"] == "original" else 1 / math.sqrt(width)

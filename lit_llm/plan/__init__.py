@@ -1,6 +1,6 @@
-"""The memory, compute, communication, time and cost of a run, computed from its settings.
+"""Compute the memory, FLOPs, communication, time and cost of a training run from the run's settings, before the run starts.
 
-Memory and executed FLOPs are traced from the model, which imports torch when the first plan is made.
+Memory and executed FLOPs come from a trace of the model. The first plan imports torch for this trace.
 
 >>> from lit_llm.models.config import GPTConfig
 >>> from lit_llm.plan import total_parameters

@@ -1,4 +1,4 @@
-"""A budget of training FLOPs: the compute-optimal model that it trains, and models of half and twice that size."""
+"""For a budget of training FLOPs: size and tokens of the compute-optimal model, and of models of half and twice its size."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lit_llm.plan.speed import UNFITTED_MFU, Options
 def budget(
     options: Options, hardware: Hardware | None, devices: int, run: tuple[float, float, float | None] | None = None
 ) -> dict[str, Any] | None:
-    """Return the figures of a budget of `options.flops`, or of `options.days` on all devices, for JSON.
+    """Return a dict for JSON: the models that a budget of `options.flops` FLOPs, or `options.days` days on all devices, trains.
 
-    None: no budget is set, or a budget of days cannot become FLOPs, because the speed is unknown.
-
-    C = 6·N·D FLOPs for N parameters and D tokens, and D = 20·N give N = √(C / 120). A model of half the size has twice the
-    tokens, for the same FLOPs.
+    The dict also has the budget's time and price, if speed and hardware are known. The function returns None if no budget is
+    set, or if the budget is in days and the speed of the devices is unknown.
+    N parameters and D tokens take C = 6·N·D FLOPs. With D = 20·N, the optimal model has N = √(C / 120). The models of half and
+    of twice that size train on twice and on half the tokens, for the same FLOPs.
 
     Args:
-        run: parameters, tokens and useful FLOP/s (None: unknown) of a run to compare with, whose speed is used. None: the speed
-            follows from the MFU.
+        run: (parameters, tokens, useful FLOP/s or None for unknown) of a run that is listed beside the models, and whose speed
+            is used. None: there is no such run, and the speed follows from the MFU.
     """
     speed, said = None if run is None else run[2], "as planned for this run"
     if run is None and hardware is not None and (peak := hardware.peak_tflops["bf16"]) is not None:

@@ -1,4 +1,4 @@
-"""The model that a plan counts or traces: built without memory, whole or with some of its blocks."""
+"""Build the model that a plan traces or whose parameters it counts: on the meta device, with all or some of its blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_gpt(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
-    """Build a GPT on the meta device, with adapters if `lora` is set."""
+    """Build and return a GPT on the meta device, with LoRA adapters if `lora` is set."""
     with torch.device("meta"):
         model = GPT(config)
         if lora is not None:
@@ -33,10 +33,10 @@ def build_gpt(config: GPTConfig, lora: LoRAConfig | None) -> GPT:
 
 
 def build_own(architecture: Architecture, vocab_size: int | None) -> CustomModel:
-    """Build a user's module on the meta device; on the CPU if its `__init__` needs values.
+    """Build and return a user's module on the meta device, or on the CPU if its `__init__` fails on the meta device.
 
     Raises:
-        UserError: it cannot be built.
+        UserError: the module's `__init__` fails on both devices.
     """
     for device in ("meta", "cpu"):
         try:
@@ -44,26 +44,26 @@ def build_own(architecture: Architecture, vocab_size: int | None) -> CustomModel
                 return CustomModel(GPTConfig(vocab_size=vocab_size), architecture, device)
         except UserError:
             raise
-        except Exception as error:  # the user's code may raise any
+        except Exception as error:  # the user's code may raise any exception
             reason = error
     raise UserError(f"architecture {architecture.class_path} cannot be built: {said(reason)} (--architecture)") from reason
 
 
 def said(error: BaseException) -> str:
-    """The text of an error of the user's code, with the file and line that raised it."""
+    """Return one line about an exception of the user's code: class, first line of the message, file and line of the code."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}{': ' + lines[0] if lines else ''}{place(error)}"
 
 
 def place(error: BaseException) -> str:
-    """The file and line of the user's code that a traceback names last, in brackets; empty if it names none."""
+    """Return " (FILE, line N)" for the last frame of the traceback outside torch and lit_llm; "" if no frame is outside."""
     others = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:
-    """The configuration with only the given layers, in this order, and the blocks that predict ahead."""
+    """Return `config` with only the layers `layers`, in this order, and with all its blocks that predict further tokens."""
     settings = [config.layer(i) for i in (*layers, *range(config.n_layer, config.n_blocks))]
     names = dict.fromkeys((*(config.layers or {}), *(["experts"] if config.moe is not None else [])))
     patterns = {name: [getattr(layer, name) for layer in settings] for name in names}

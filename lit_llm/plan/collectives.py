@@ -1,4 +1,4 @@
-"""The collectives of a rank in an optimizer step: the bytes that it sends, and their seconds within and between nodes."""
+"""The collectives of a rank in an optimizer step: bytes that the rank sends, and seconds on links within and between nodes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from lit_llm.plan.segments import TRAFFIC
 from lit_llm.plan.weights import Weights, average_bytes, gathered_bytes, reduced_bytes, stored_bytes
 
 LATENCY_SECONDS = 10e-6
-"""Latency of one message. An assumption: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
+"""Assumed latency of one message in seconds: NCCL takes 5 to 10 microseconds over NVLink, 10 to 20 over InfiniBand."""
 
 
 class Collective(NamedTuple):
-    """One or more calls of a collective in a group of ranks.
+    """Record of one or more calls of a collective in a group of ranks.
 
     Attributes:
-        purpose: the name under which the plan lists its bytes.
-        kind: all_gather (also stands for reduce_scatter, which sends as much), all_reduce, all_to_all, broadcast, pass_on
+        purpose: the name under which the plan lists the bytes of the calls.
+        kind: all_gather (also for a reduce_scatter, which sends as many bytes), all_reduce, all_to_all, broadcast, pass_on
             (a message to another node) or copy (to or from host memory).
-        size: bytes of all calls: of the whole tensors; for an all_to_all, of a rank's input; for the last three kinds, of a
-            rank's messages.
+        size: bytes of all calls together: for all_gather and all_reduce, of the whole tensors; for all_to_all, of a rank's
+            input; for broadcast, pass_on and copy, of a rank's messages.
         ranks: number of ranks of the group.
         stride: distance between the numbers of neighbouring ranks of the group.
-        each: whether the calls run in each micro-batch, not once in a step.
-        overlap: share of a micro-batch's computation with which the calls can overlap; 0: with none, so all seconds count.
-            None: the calls are between operations that need their results; the fitted share `Constants.waiting` counts.
+        each: whether the calls run in each micro-batch. False: once in an optimizer step.
+        overlap: share of a micro-batch's computation during which the calls can run; 0: computation waits for all of their
+            seconds. None: the next operations need the results; computation waits for the share `speed.Constants.waiting`.
         calls: number of calls that share `size`. Latencies of calls over rings add up; the messages of all-to-alls overlap.
     """
 
@@ -47,13 +47,13 @@ class Collective(NamedTuple):
     calls: int = 1
 
     def sent(self, micro_batches: int) -> float:
-        """Return the bytes that a rank sends in a step of `micro_batches` micro-batches, if the collectives run over rings."""
+        """Return the bytes that a rank sends in an optimizer step of `micro_batches` micro-batches, with ring algorithms."""
         parts = {"all_gather": 1.0, "all_reduce": 2.0, "all_to_all": 1.0}.get(self.kind)
         size = self.size if parts is None else parts * (self.ranks - 1) / self.ranks * self.size
         return size * (micro_batches if self.each else 1)
 
     def seconds(self, hardware: Hardware) -> float:
-        """Return the seconds of all `calls` once. The hardware's bandwidths must be known.
+        """Return the seconds that the `calls` calls take together. `hardware` must have known bandwidths.
 
         An all-reduce has two levels: reduce-scatter within each node, all-reduce between nodes, all-gather within each node.
         Each level is a ring of n ranks: 2(n − 1)/n · size / bandwidth + 2(n − 1) · latency. An all-gather takes half as long.
@@ -79,15 +79,16 @@ class Collective(NamedTuple):
 
 
 def fullest_stage(settings: PlannedRun) -> Weights:
-    """Return the weights of the pipeline rank that stores most elements, as tensor and expert parallelism split them."""
+    """Return the weights of the pipeline rank that stores most elements, as tensor and expert parallelism split the weights."""
     stages = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
     return max(stages, key=lambda each: sum(weight.split for weight in each))
 
 
 def collectives_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
-    """Return the collectives of a pipeline rank in an optimizer step.
+    """Return the collectives of the pipeline rank `rank` in an optimizer step. `cuda`: whether the run is on GPUs.
 
-    Small ones are left out: sums of the loss and of gradient norms, gradients of norm layers between tensor-parallel ranks.
+    Small collectives are left out: sums of the loss and of gradient norms, and gradients of norm layers between
+    tensor-parallel ranks.
     """
     layout, optimizer, forwards = settings.layout, settings.optimizer, 1 + settings.reference_pass
     weights, sharing, tp = settings.weights_of_rank(rank), layout.divisor("parameters"), layout.tensor_parallel
@@ -139,18 +140,18 @@ def _embedding(weights: Weights) -> Weights:
 def fsdp_collectives(
     blocks: float, others: float, gradients: float, ranks: int, *, stride: int, kept: KeptWhole, forwards: int = 1
 ) -> list[Collective]:
-    """Return FSDP2's all-gathers and reduce-scatters.
+    """Return FSDP2's all-gathers of weights and reduce-scatters of gradients.
 
-    If nothing is kept whole and gradients are as wide as the weights, a step of one micro-batch sends at most 1.5 times the
-    bytes of DDP.
+    If all weights and gradients are resharded after use, and both have the same dtype, a step of one micro-batch sends at most
+    1.5 times the bytes of DDP.
 
     Args:
-        blocks: bytes of the blocks' weights as they are gathered (2 per element of a matrix under bf16-mixed).
+        blocks: bytes of all blocks' weights in the gathered dtype (2 per element of a matrix under bf16-mixed).
         others: gathered bytes of the embedding (once for each use), last norm and head, which backward does not gather again.
-        gradients: bytes of the whole gradients in the dtype of the reduction, fp32.
-        ranks: number of ranks that shard the parameters; `stride`: as in `Collective`.
-        kept: what ranks keep whole within a step, and so gather or reduce only once in it.
-        forwards: number of passes that gather the weights in each micro-batch, besides the backward pass.
+        gradients: bytes of the whole (unsharded) gradients in fp32, the dtype of the reduction.
+        ranks: number of ranks that shard the parameters; `stride`: difference of the numbers of two neighbours of these.
+        kept: whether ranks keep whole weights, which they gather once a step, and whole gradients, which they reduce once.
+        forwards: number of forward passes in each micro-batch, each of which gathers the weights.
     """
     gathers = (blocks, others) if kept.weights else (*(blocks, others) * forwards, blocks)
     sizes = [*((size, not kept.weights) for size in gathers), (gradients, not kept.gradients)]
@@ -161,8 +162,8 @@ def fsdp_collectives(
 def _host_copies(settings: PlannedRun, weights: Weights) -> list[Collective]:
     """Return the copies of weights from host memory before each gather, and of gradients to host memory after each reduction.
 
-    Both have the dtype of the stored weights. When gradients are accumulated, the CPU waits for their copy (torch 2.13's
-    `foreach_reduce`).
+    Weights and gradients are copied in the dtype of the stored weights. When gradients are accumulated, the CPU waits for the
+    copy of the gradients (torch 2.13's `foreach_reduce`).
     """
     layout, wide = settings.layout, settings.weight_bytes
     sizes = (*gathered_bytes(weights, wide, wide), stored_bytes(weights, wide, trainable=True))
@@ -174,12 +175,12 @@ def _host_copies(settings: PlannedRun, weights: Weights) -> list[Collective]:
 
 
 def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -> list[Collective]:
-    """Return the collectives of Muon's exchange (`lit_llm.optim.exchange`). Their sizes are means over the ranks, which own
-    different matrices.
+    """Return the collectives of Muon's exchange (`lit_llm.optim.exchange`). Sizes are means over the ranks.
 
-    Each rank's parts of matrices travel to the matrices' owners, along one mesh dimension after the other, and back; then
-    updates travel to the other replicas. Experts of which each rank has a part are gathered instead. An element takes
-    `parameter_bytes` in a stored weight, and `iterate_bytes` in Muon's iteration and in transit.
+    Each matrix has one rank as its owner. All ranks send their shards of the matrix to the owner, along one mesh dimension
+    after the other. The owner sends the updates back, and then to the other replicas. If every rank has a shard of each expert,
+    the experts are all-gathered instead. An element takes `parameter_bytes` bytes in a stored weight, and `iterate_bytes` in
+    Muon's Newton-Schulz iteration and in messages.
     """
     size = sum(map(math.prod, work.matrices)) * iterate_bytes
     heights = 4 * sum(shape[0] for shape in work.matrices)  # bytes of NorMuon's fp32 number per row
@@ -199,10 +200,11 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
 
 
 def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
-    """Return a micro-batch's collectives between ranks that share matrices, positions or experts, as the trace counts them.
+    """Return a micro-batch's collectives of tensor, context and expert parallelism, as the trace of the blocks counts them.
 
-    The traced tensors have no values, so all experts get equally many rows. The trace lacks the loss of a split vocabulary,
-    which is added here: it gathers three fp32 numbers a token from each rank, and again for each token that is predicted ahead.
+    The traced tensors have no values, so all experts get equally many rows. The trace lacks the loss of a vocabulary that
+    tensor parallelism splits. This function adds it: each loss (of the next token, and of each further predicted token) gathers
+    three fp32 numbers a token from each rank.
     """
     layout, counts, collectives = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
     groups = {
@@ -220,7 +222,7 @@ def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collectiv
 
 
 def _of_stages(settings: PlannedRun, rank: int, local: Weights) -> list[Collective]:
-    """Return the messages of a pipeline rank: activations, gradients of activations, and the gradient of a shared embedding."""
+    """Return the messages of pipeline rank `rank`: activations and their gradients, and the gradient of a shared embedding."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
     stages, last = layout.stages_of(rank), layout.stages - 1
@@ -237,7 +239,7 @@ def _of_stages(settings: PlannedRun, rank: int, local: Weights) -> list[Collecti
 
 
 def bytes_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> dict[str, float]:
-    """Bytes that a rank of the pipeline sends per optimizer step, by purpose."""
+    """Return {purpose: bytes that pipeline rank `rank` sends in an optimizer step}."""
     totals: dict[str, float] = defaultdict(float)
     for each in collectives_of_rank(settings, rank, cuda=cuda):
         totals[each.purpose] += each.sent(settings.accumulation)
@@ -245,22 +247,23 @@ def bytes_of_rank(settings: PlannedRun, rank: int, *, cuda: bool) -> dict[str, f
 
 
 def busiest_rank(settings: PlannedRun, *, cuda: bool) -> int:
-    """The rank of the pipeline that sends most."""
+    """Return the number of the pipeline rank that sends most bytes in an optimizer step."""
     ranks = range(settings.layout.pipeline.ranks)
     return max(ranks, key=lambda rank: sum(bytes_of_rank(settings, rank, cuda=cuda).values()))
 
 
 def communicated_bytes(settings: PlannedRun, *, cuda: bool) -> dict[str, float]:
-    """Bytes that a rank sends per optimizer step, by purpose; with a pipeline, the rank that sends most."""
+    """Return {purpose: bytes sent in an optimizer step} of a rank; with a pipeline, of the rank that sends most bytes."""
     return bytes_of_rank(settings, busiest_rank(settings, cuda=cuda), cuda=cuda)
 
 
 class Exchange(NamedTuple):
-    """Seconds of communication of a rank in a step, at full bandwidth.
+    """Record of the seconds of a rank's communication in an optimizer step, at full bandwidth.
 
     Attributes:
         waiting: seconds of the collectives whose `Collective.overlap` is None.
-        behind: of all others, (seconds, times in a step, share of a micro-batch's computation that they can overlap with).
+        behind: for the other collectives, grouped by `overlap`: (seconds of a group once, times that the group runs in a step,
+            the group's `overlap`, which is a share of a micro-batch's computation).
     """
 
     waiting: float = 0.0
@@ -271,19 +274,19 @@ class Exchange(NamedTuple):
         return self.waiting + sum(seconds * times for seconds, times, _ in self.behind)
 
     def exposed(self, micro_batch_seconds: float, least: float, waiting: float) -> float:
-        """Return for how many seconds of a step computation waits for communication.
+        """Return the exposed seconds of a step: those in which computation waits for communication.
 
         Args:
             micro_batch_seconds: seconds of computation of a micro-batch.
-            least: the least exposed share of the communication in `behind`, however long computation takes.
-            waiting: the share of `self.waiting` that is exposed.
+            least: the share of the seconds in `behind` that is exposed at least, even if computation takes much longer.
+            waiting: the share of the seconds `self.waiting` that is exposed.
         """
         late = (max(least * s, s - (share * micro_batch_seconds if share else 0.0)) * times for s, times, share in self.behind)
         return self.waiting * waiting + sum(late)
 
 
 def exchange_of(settings: PlannedRun, hardware: Hardware) -> Exchange | None:
-    """Return the communication of a step; with a pipeline, that of the rank that sends most. None: a bandwidth is unknown."""
+    """Return the communication of a rank in a step; with a pipeline, of `busiest_rank`. None: a bandwidth is unknown."""
     offloads = settings.offloads(cuda=hardware.is_gpu)
     needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()
     if None in (*needed, hardware.host["copy_gbps"] if offloads else 0.0):

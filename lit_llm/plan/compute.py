@@ -1,4 +1,4 @@
-"""Useful FLOPs, cost, and the Chinchilla estimates of loss."""
+"""Useful FLOPs per token, the price of device time, and the Chinchilla estimate of the final loss."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CUSTOM_CONVENTION = "FLOPs of matrix products, convolutions and attention that k
 
 @dataclass(frozen=True)
 class FlopsPerToken:
-    """Training FLOPs per token, where a multiply-add is two FLOPs and the backward pass costs twice the forward pass.
+    """Record of training FLOPs per token: a multiply-add is two FLOPs, and a backward pass costs twice the forward pass.
 
     Attributes:
-        matmul: 6·N_matmul. N_matmul counts a tied head once and excludes embedding look-ups (Kaplan et al. 2020).
-        attention: 12·L·H·h·min(T, window) for the scores and their product with the values, without the causal mask
-            (PaLM, appendix B). H·h = d unless head_dim is set.
-        attention_causal: the part of `attention` that a causal mask leaves, about half.
+        matmul: 6·N_matmul for N_matmul elements of matrices, with a tied head once, without embedding look-ups (Kaplan 2020).
+        attention: 12·L·H·h·min(T, window) for L layers, H heads of width h and T tokens: the FLOPs of Q·Kᵀ and of its product
+            with V, without the causal mask (PaLM, appendix B).
+        attention_causal: the FLOPs of `attention` that a causal mask does not mask out, about half.
     """
 
     matmul: float
@@ -33,17 +33,17 @@ class FlopsPerToken:
 
     @property
     def total(self) -> float:
-        """The FLOPs that MFU counts; see CONVENTION."""
+        """The useful FLOPs per token that MFU counts: `matmul` + `attention`."""
         return self.matmul + self.attention
 
 
 def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length: int | None = None) -> FlopsPerToken:
-    """Useful FLOPs per training token in sequences of `length` tokens, as `GPTConfig.flops_per_token` counts them.
+    """Return the useful FLOPs per training token in sequences of `length` tokens, as `GPTConfig.flops_per_token` counts them.
 
     `length` None: the block size of the model.
-    With `lora`, frozen matrices need no gradients of their own: 4 FLOPs per parameter instead of 6.
-    For a custom model, a trace counts the FLOPs that its kernels execute. How many of them a causal mask leaves is unknown, so
-    `attention_causal` is all of `attention`.
+    With `lora`, no gradients of the frozen matrices are computed: 4 FLOPs per frozen parameter instead of 6.
+    For a custom model, a trace counts the FLOPs that the model's kernels execute. Which of them a causal mask saves is unknown,
+    so `attention_causal` equals `attention`.
     """
     if isinstance(model, OwnModel):
         from lit_llm.models.own_flops import own_flops_per_token  # imports torch
@@ -65,7 +65,7 @@ def flops_per_token(model: PlannedModel, lora: LoRAConfig | None = None, length:
 
 
 def cost_usd(seconds: float, devices: int, usd_hour: tuple[float, float]) -> tuple[float, float]:
-    """Cost of `devices` devices for `seconds`, at the lowest and the highest price of a device-hour."""
+    """Return (lowest, highest) cost in USD of `devices` devices for `seconds`. `usd_hour`: (lowest, highest) price."""
     hours = seconds / 3600 * devices
     return hours * usd_hour[0], hours * usd_hour[1]
 
@@ -75,8 +75,9 @@ TOKENS_PER_PARAMETER = 20.0
 
 
 def chinchilla_loss(parameters: float, tokens: float) -> float:
-    """L(N, D) = 1.69 + 406.4/N^0.34 + 410.7/D^0.28, nats per token (Hoffmann et al. 2022, approach 3).
+    """Return L(N, D) = 1.69 + 406.4/N^0.34 + 410.7/D^0.28 for N parameters and D tokens, in nats per token.
 
-    It was fitted to one epoch of MassiveText with a vocabulary of 32,000. For other data, only differences say something.
+    Hoffmann et al. 2022, approach 3, fitted L to MassiveText with a vocabulary of 32,000. For other data, only differences
+    between two values of L are meaningful.
     """
     return 1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28

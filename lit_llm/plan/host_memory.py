@@ -23,19 +23,20 @@ from lit_llm.plan.weights import OwnModel, planned_model
 from lit_llm.tokenizers import Learned
 
 TOLERANCE = 1.25
-"""A run on a CPU is refused only if its peak exceeds the memory by this factor, because the peak is an estimate."""
+"""A run on a CPU is refused only if its estimated peak is more than TOLERANCE times the machine's memory."""
 
 PROCESS_BYTES = 200_000_000
-"""The least memory that Python with torch and Lightning takes in each process on a CPU."""
+"""The least bytes of memory that Python with torch and Lightning takes in each process on a CPU."""
 
 _STORED = ("weights", "weight average", "optimizer state", "gradients")
 
 
 def memory_problem(objects: RunObjects) -> str | None:
-    """Return why a run of `fit` does not fit into memory, in one sentence; None if it does, or if that is unknown.
+    """Return one sentence that says why a run of `fit` does not fit into memory. None: the run fits, or this is unknown.
 
-    On a GPU, this function also sets what FSDP2 keeps whole, where the recipe says auto. A run that is thrown away
-    (`RunSpec.scratch`) is estimated with the smallest possible batch, because `check` reduces the batch.
+    On a GPU, this function also decides whether FSDP2 keeps gathered weights and unreduced gradients, where the recipe says
+    auto (`MeshStrategy.chosen`). A trial run (`RunSpec.scratch`) is estimated with the smallest possible batch, because `check`
+    reduces the batch.
     """
     spec, trainer = objects.spec, objects.trainer
     device = trainer.strategy.root_device
@@ -73,7 +74,7 @@ def _settings(objects: RunObjects, precision: str, *, cut: bool) -> PlannedRun:
 
 
 def _problem(ranks: list[Memory], trainer: Trainer, settings: PlannedRun) -> str | None:
-    """Return why the run does not fit, given the peak memory of each pipeline rank; None if it fits."""
+    """Return a sentence that says why the run does not fit, given each pipeline rank's peak memory; None if the run fits."""
     device = trainer.strategy.root_device
     on_cpu, capacity = device.type == "cpu", float(memory_bytes(device))
     processes = trainer.num_devices if on_cpu else 1  # the processes on a CPU share its memory
@@ -100,7 +101,7 @@ def _problem(ranks: list[Memory], trainer: Trainer, settings: PlannedRun) -> str
 
 
 def _vocab_size(data: Any) -> int:
-    """The number of token ids if it is known without reading text; 1 if it is not."""
+    """Return the vocabulary size of the data if it is known without reading text; otherwise 1."""
     if isinstance(data, TokenShards | Mixture):
         return data.known_vocab_size or 1
     if isinstance(data, TextDataModule) and not isinstance(data.source_tokenizer, Learned):

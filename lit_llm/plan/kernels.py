@@ -1,4 +1,4 @@
-"""Memory of kernels that a trace on a CPU does not run: kernels of a GPU, and of compiled blocks."""
+"""Make a trace on a CPU allocate and keep the tensors that GPU kernels and compiled blocks would allocate and keep."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lit_llm.plan.recorder import Recorder, Sized
 
 
 class CudaKernels(TorchFunctionMode):
-    """Replaces functions of torch by functions that allocate and keep the same tensors as the GPU's kernels.
+    """Context manager: replaces functions of torch by functions that allocate and save the same tensors as GPU kernels.
 
-    A CPU build of torch cannot run autograd on tensors that say they are on a GPU. So the trace runs the CPU's kernels, and
-    these functions are replaced, after torch 2.13's source:
+    A CPU build of torch cannot run autograd on tensors whose device is a GPU. So the trace runs the CPU's kernels, except for
+    these functions, whose replacements follow torch 2.13's source:
 
-    - rms_norm, layer_norm: one kernel that keeps its input and the statistics of each row (`_fused_rms_norm`,
-      `native_layer_norm`). Under autocast it runs in fp32, as do pow and square (AT_FORALL_FP32 in `ATen/autocast_mode.h`).
-    - attention without dropout: FlashAttention's operator. Its output has the layout of the queries, and it keeps logsumexp.
+    - rms_norm, layer_norm: one kernel that saves its input and the statistics of each row (`_fused_rms_norm`,
+      `native_layer_norm`). Under autocast, norms, pow and square run in fp32 (AT_FORALL_FP32 in `ATen/autocast_mode.h`).
+    - attention without dropout: FlashAttention's operator, which saves logsumexp. The output has the layout of the queries.
 
-    Nothing is replaced for float8: torchao saves inputs and weights for the backward pass in their own precision, as bf16 does
+    float8 needs no replacement: torchao saves inputs and weights for the backward pass in bf16, as without float8
     (`matmul_with_hp_or_float8_args` in `torchao/float8/float8_linear.py`).
     """
 
@@ -40,7 +40,7 @@ class CudaKernels(TorchFunctionMode):
 
     @staticmethod
     def around(module: nn.Module) -> None:
-        """Make the module's forward enter this mode: the backward pass, which may recompute the module, leaves all modes."""
+        """Make the module's `forward` enter this mode, also when the backward pass, which runs outside of it, recomputes."""
         forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ _REPLACED: dict[Any, Any] = {  # torch's function -> its replacement, called wit
 
 
 class _Norm(Function):
-    """A norm that keeps its input and `statistics` fp32 numbers of each row for the backward pass."""
+    """Autograd function, a norm without values: saves its input and `statistics` fp32 numbers a row for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ndim: int, statistics: int) -> Tensor:
@@ -81,14 +81,14 @@ class _Norm(Function):
 
 
 def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> None:
-    """Change a block in place so that its trace keeps the tensors that the compiled block keeps for the backward pass.
+    """Change a block in place so that its trace saves the tensors that the compiled block saves for the backward pass.
 
-    The rules are those of torch's min-cut partitioner (torch/_functorch/partitioners.py). A matrix product or attention is
-    never computed twice, so its result is kept if the backward pass needs it. With `inputs`, the inputs of matrix products and
-    attention are kept too, because the gradients of weights read them from memory; without (activation checkpointing cheap),
-    they are computed again. Everything else (elementwise operators, casts, norms) is computed again from the kept tensors,
-    within the kernels of the backward pass. The partitioner, but not this trace, keeps the statistics of norms.
-    tests/plan/test_compiled_blocks.py compares the two.
+    The rules are from torch's min-cut partitioner (torch/_functorch/partitioners.py). A matrix product or attention is
+    never computed twice, so its result is saved if the backward pass needs the result. If `inputs`, the inputs of matrix
+    products and attention are saved too, because kernels read them from memory for the gradients of weights. If not `inputs`
+    (activation checkpointing cheap), the inputs are recomputed. Elementwise operators, casts and norms are recomputed from the
+    saved tensors, within the kernels of the backward pass. The partitioner saves the statistics of norms; this trace does not.
+    tests/plan/test_compiled_blocks.py compares partitioner and trace.
     """
     forward = block.forward
 
@@ -103,8 +103,8 @@ def keep_as_compiled(block: nn.Module, recorder: Recorder, *, inputs: bool) -> N
 
 
 class _Saved:
-    """A tensor that autograd keeps. If the backward pass computes it again, `tensor` is None, and `origins` are the tensors
-    from which it is computed."""
+    """Record of a tensor that autograd saves. If the backward pass recomputes the tensor, `tensor` is None, and `origins` are
+    the tensors from which it is recomputed."""
 
     def __init__(self, tensor: Sized) -> None:
         self.tensor: Sized | None = tensor
@@ -113,12 +113,12 @@ class _Saved:
 
 
 class _Kept(DispatchMode):
-    """While it is active, notes for each result of an operator from which tensors the result can be computed again.
+    """Context manager that notes for the result of each operator from which tensors the result can be recomputed.
 
     Attributes:
-        origins: for the storage of each result, the tensors on the meta device that it is computed from: results of products
-            and attention, and inputs of the block.
-        in_memory: storages that products and attention write, and with `inputs` also those that they read.
+        origins: {id of a result's storage: the tensors on the meta device from which the result is computed}: results of matrix
+            products and attention, and inputs of the block.
+        in_memory: ids of storages that matrix products and attention write, and, if `inputs`, read.
     """
 
     def __init__(self, recorder: Recorder, *, inputs: bool) -> None:
@@ -140,11 +140,11 @@ class _Kept(DispatchMode):
         if saved.tensor is not None:
             return saved.tensor
         again = self.recorder.receive(saved.shape, saved.dtype, None)
-        self.recorder.exclude((again,))  # it exists only within a kernel
+        self.recorder.exclude((again,))  # the recomputed tensor exists only within a kernel
         return again
 
     def settle(self) -> None:
-        """Release the tensors that the backward pass computes again."""
+        """Release the saved tensors that the backward pass recomputes."""
         for saved in self.saved:
             assert saved.tensor is not None
             key = _storage(saved.tensor)

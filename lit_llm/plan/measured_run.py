@@ -1,4 +1,4 @@
-"""The measured speed of a run or a machine, as a correction of planned speeds."""
+"""Read the measured speed of a run (plan.json) or a machine (a certificate), which corrects the speed that a plan predicts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from lit_llm.runs.run_folder import CONFIG
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A measured speed, of a launch of a run or of a certificate, as a correction of the planned speed.
+    """Record of a speed that a launch of a run, or `certify`, measured. It corrects the speed that a plan predicts.
 
     Attributes:
         run: the run's folder, or the certificate's file.
+        settings, hardware: settings of the measured run, and the device on which it ran.
         step_seconds: measured seconds of an optimizer step, the median of the logged rows.
-        rows: number of these rows.
-        slowness: measured over planned seconds of computing (`speed.with_slowness`). If the dense peak of the run's hardware is
-            unknown, a peak of 1 TFLOP/s is planned, and the ratio holds for the same hardware only.
+        rows: number of logged rows in the median.
+        slowness: measured over planned seconds of computing (`speed.with_slowness`). If the dense peak of `hardware` is
+            unknown, the plan assumes 1 TFLOP/s, and the ratio holds for the same hardware only.
     """
 
     run: Path
@@ -44,12 +45,12 @@ class MeasuredRun:
 
     @property
     def has_peak(self) -> bool:
-        """Whether the dense peak of the run's hardware is known."""
+        """Whether the dense peak (TFLOP/s) of the measured run's hardware is known."""
         return self.settings.dense_peak(self.hardware) is not None
 
     def holds_for(self, hardware: Hardware) -> bool:
-        """Whether `slowness` corrects plans for `hardware`. If the peak of the measured hardware is known, both must be GPUs;
-        if not, both must be the same hardware."""
+        """Whether `slowness` corrects plans for `hardware`. If the peak of the measured hardware is known, `hardware` and the
+        measured hardware must be GPUs. If it is unknown, they must be equal."""
         return self.hardware.is_gpu and hardware.is_gpu if self.has_peak else hardware == self.hardware
 
     def sentence(self, hardware: Hardware) -> str:
@@ -63,18 +64,18 @@ class MeasuredRun:
         return f"{text}. Not carried to {hardware.name}: {why}"
 
     def origin(self, planned: str, hardware: Hardware) -> str:
-        """Return where the MFU of a plan for `hardware` comes from: `planned`, the origin of the uncorrected MFU, and, if this
-        measurement corrects the plan, the correction."""
+        """Return a text for the origin of the MFU of a plan for `hardware`: the text `planned` (the origin of the uncorrected
+        MFU), and the factor of the correction if this measurement corrects the plan."""
         if not self.has_peak or not self.holds_for(hardware):
             return planned
         return f"{planned}, x {two_digits(1 / self.slowness)} as in {self.run}"
 
 
 def measured_run(run: Path) -> MeasuredRun:
-    """Return the speed of the newest of those launches in a run's plan.json that measured a speed.
+    """Return the speed that the newest launch with a measured speed has in the plan.json of the run folder `run`.
 
     Raises:
-        UserError: There is no such run, or its plan.json is missing, damaged, or without a measured step.
+        UserError: `run` is no run folder, or its plan.json is missing, damaged, or without a measured step.
     """
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not a run folder: it has no {CONFIG} (--from_run)")
@@ -85,12 +86,12 @@ def measured_run(run: Path) -> MeasuredRun:
 
 
 def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
-    """Return (speed of a step, GB/s of writing a checkpoint or None) from a certificate (`python -m lit_llm certify`).
+    """Return (speed of a training step, GB/s of writing a checkpoint or None) from a file that `lit_llm certify` wrote.
 
     If the certificate has measured all-reduces, the slowest one gives the bandwidth between devices of a node.
 
     Raises:
-        UserError: The file cannot be read, or its speeds were not measured.
+        UserError: `file` cannot be read, is no certificate, or has no measured speed.
     """
     flag, mend = "(--from_certificate)", "run `python -m lit_llm certify` again"
     try:
@@ -111,10 +112,10 @@ def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
 
 
 def _as_measured(source: Path, values: dict[str, Any], problem: str) -> MeasuredRun:
-    """Return the measured run that `values` from the JSON file or folder `source` describe.
+    """Return the measured run that `values` describe. `values` come from the certificate or run folder `source`.
 
     Raises:
-        UserError: `problem`, because a value is missing or has a wrong type.
+        UserError: a value is missing or has a wrong type. The message is `problem`.
     """
     try:
         seconds, rows = float(values["measured"]["step_seconds"]), int(values["measured"]["rows"])
@@ -128,13 +129,12 @@ def _as_measured(source: Path, values: dict[str, Any], problem: str) -> Measured
 
 
 def settings_values(run: PlannedRun) -> dict[str, Any]:
-    """Return the settings as values for JSON, under the names of `PlannedRun`, but without the size of the data and without
-    learning rates."""
+    """Return the fields of `run` as a dict for JSON. The size of the data and the learning rates get placeholders (unknown)."""
     return asdict(replace(run, data=DataFacts(), schedule=Schedule(run.schedule.kind)))
 
 
 def _settings(values: dict[str, Any]) -> PlannedRun:
-    """The settings from the values that `settings_values` returned."""
+    """Return the `PlannedRun` of the dict `values` that `settings_values` returned."""
     from lit_llm.models.custom import Architecture  # these import torch
     from lit_llm.models.lora import LoRAConfig
     from lit_llm.models.loss import LossConfig
@@ -157,7 +157,7 @@ def _settings(values: dict[str, Any]) -> PlannedRun:
 
 
 def differences(measured: PlannedRun, planned: PlannedRun) -> list[str]:
-    """Return the settings that affect the speed and differ between the two runs, each as `name measured → planned`."""
+    """Return a text `name measured → planned` for each setting that affects the speed and differs between the two runs."""
     without_effect = ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
     names = [field.name for field in fields(measured.model) if field.name not in without_effect]
     pairs = [(f"model.{name}", getattr(measured.model, name), getattr(planned.model, name, None)) for name in names]

@@ -1,9 +1,8 @@
-"""Peak memory per rank: weights and optimizer state, plus what a training step adds at its peak. GB = 1e9 bytes.
+"""Peak memory per rank: weights, optimizer state, and the tensors of a training step at the step's peak. GB = 1e9 bytes.
 
-CUDA's allocator reserves more than tensors take. It keeps a pool of memory for each stream, and no stream can use the pool of
-another. FSDP2 gathers weights and reduces gradients on two streams besides the computing stream. So the buffers of gathers and
-reductions take memory all the time, even while they are empty. So do the sharded gradients, which are views of the reductions'
-results.
+CUDA's allocator reserves more bytes than tensors take. It has a pool of memory for each stream, and no stream can use the pool
+of another. FSDP2 gathers weights on a second stream and reduces gradients on a third. So the buffers of gathers and reductions
+take memory all the time, even while no gather runs. So do the sharded gradients, which are views of the reductions' results.
 """
 
 from __future__ import annotations
@@ -30,25 +29,27 @@ from lit_llm.plan.weights import (
 )
 
 CONTEXT_GB = 1.0
-"""GPU memory of the driver's context and of NCCL, in addition to torch's. An assumption."""
+"""Assumed GPU memory in GB of the CUDA context and of NCCL, in addition to the memory that torch reserves."""
 SLACK = 1.03
-"""Ratio of the bytes that CUDA's allocator reserves to those that it allocates at the peak: the median of 25 runs whose logs
-have both figures, with ratios of 1.003 to 1.159 (benchmarks/published_memory.py)."""
+"""Ratio of the bytes that CUDA's allocator reserves to the bytes of tensors at the peak: the median of 25 published runs with
+both figures. Their ratios are 1.003 to 1.159 (benchmarks/published_memory.py)."""
 MOST = 1.25
-"""Ratio of the most memory that a GPU needs, with allocator and libraries, to the planned memory. Tuned on published runs."""
+"""Ratio of the most memory that a GPU may need, with allocator and libraries, to planned memory. Tuned on published runs."""
 COMMUNICATOR_GB = 0.5
-"""Buffers of NCCL for each dimension of a mesh, beyond CONTEXT_GB. An assumption."""
+"""Assumed GB of NCCL's buffers for each dimension of a device mesh, in addition to CONTEXT_GB."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of one rank. `parts` add up to `total`; `moment` names the phase of the step in which the peak occurs.
+    """Record of the peak memory of one rank, in bytes.
 
     Attributes:
+        parts: {kind, such as "weights" or "activations": bytes at the peak}; the bytes add up to `total`.
+        moment: name of the phase of the step in which the peak occurs.
         moments: (phase, `parts` at the phase's peak) for each phase of each micro-batch in `steps`, and for the optimizer step.
-        steps: those micro-batches of a step that differ in memory, in their order.
+        steps: the micro-batches of a step that differ in memory, in the order of their execution.
         reserved: bytes that CUDA's allocator takes from the device. None on a CPU.
-        notes: facts about a custom model that are unknown or assumed, one sentence each.
+        notes: sentences about what is unknown or assumed about a custom model.
         is_known: whether activations are counted. False: the model cannot be traced.
     """
 
@@ -66,21 +67,21 @@ class Memory:
 
     @property
     def needed(self) -> int:
-        """Bytes that the device must have: on a GPU, those reserved."""
+        """Bytes that the device must have: on a GPU the reserved bytes, on a CPU the bytes of the tensors."""
         return self.total if self.reserved is None else self.reserved
 
 
 def usable_bytes(hardware: Hardware) -> float:
-    """Capacity of a device without the context of a GPU's driver. The capacity must be known."""
+    """Return the bytes of a device's memory, on a GPU less CONTEXT_GB. The memory of the device must be known."""
     assert hardware.memory_gb is not None
     return (hardware.memory_gb - (CONTEXT_GB if hardware.is_gpu else 0)) * 1e9
 
 
 def most_memory(settings: PlannedRun, memory: Memory) -> int | None:
-    """Return the most bytes that a GPU may need. None on a CPU, and if activations are not counted.
+    """Return the most bytes that a GPU may need. None: the device is a CPU, or activations are not counted.
 
-    The terms are the reserved bytes times MOST, NCCL's buffers, float8 copies of weights, and with expert parallelism the
-    activations once more, because one rank's experts may get more rows than others.
+    The result is the sum of MOST times the reserved bytes, NCCL's buffers, float8 copies of weights, and with expert
+    parallelism the activations once more, because one rank's experts may get more rows than others.
     """
     if memory.reserved is None or not memory.is_known:
         return None
@@ -94,13 +95,13 @@ def most_memory(settings: PlannedRun, memory: Memory) -> int | None:
 
 
 def peak_memory(settings: PlannedRun, *, cuda: bool) -> Memory:
-    """Peak memory of the rank that needs most."""
+    """Return the peak memory of the rank that needs most memory. `cuda`: whether the run is on GPUs."""
     return max(peaks_of_ranks(settings, cuda=cuda), key=lambda memory: memory.needed)
 
 
 def host_bytes(settings: PlannedRun, hardware: Hardware) -> int:
-    """Return the bytes of a machine's memory for what `cpu_offload` keeps there: weights, gradients, optimizer state, and the
-    temporary tensors of the update. 0 without offload."""
+    """Return the bytes of host memory on a machine that `cpu_offload` takes: weights, gradients, optimizer state, and temporary
+    tensors of the update. 0 without `cpu_offload`."""
     layout, most = settings.layout, 0
     for rank in range(layout.pipeline.ranks if settings.offloads(cuda=hardware.is_gpu) else 0):
         step = Step(settings, settings.sequences, rank=rank)  # cuda=False: a CPU runs the update
@@ -112,14 +113,14 @@ def host_bytes(settings: PlannedRun, hardware: Hardware) -> int:
 
 
 def fits_host(settings: PlannedRun, hardware: Hardware) -> bool:
-    """Whether a machine's memory has room for what `cpu_offload` keeps there. If the memory is unknown, the answer is yes."""
+    """Whether a machine's host memory has room for the tensors that `cpu_offload` keeps there. True if its size is unknown."""
     has = hardware.host["memory_gb"]
     return has is None or host_bytes(settings, hardware) <= has * 1e9
 
 
 def peaks_of_ranks(settings: PlannedRun, *, cuda: bool) -> list[Memory]:
-    """Return the peak memory of each pipeline rank (without a pipeline, of one rank). With a batch ramp, these are the peaks in
-    the ramp's stage that needs most."""
+    """Return the peak memory of each pipeline rank (without a pipeline, of one rank). With a batch ramp, the result is for the
+    stage of the ramp that needs most memory."""
     ranks, sizes = range(settings.layout.pipeline.ranks), settings.micro_batches.items()
     memories = ([_memory_of_rank(Step(settings, *size, rank, cuda=cuda)) for rank in ranks] for size in sizes)
     return max(memories, key=lambda ranks: max(rank.needed for rank in ranks))
@@ -143,7 +144,7 @@ def _memory_of_rank(step: Step) -> Memory:
         later = replace(step, gradients_exist=True)
         if step.micro_batches > 1:
             steps = [step, later]
-        elif is_views:  # the gradients are the buckets of the step before
+        elif is_views:  # the gradients are views of the previous step's buckets
             steps = [later]
     for played in map(micro_batch, steps):
         for moment, peak in played.peaks.items():
@@ -162,7 +163,7 @@ def _memory_of_rank(step: Step) -> Memory:
 
 
 def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
-    """(bytes that stay on a rank, by part; temporary bytes of an optimizer step)."""
+    """Return ({kind of tensor: bytes that stay on the rank during the whole step}, temporary bytes of an optimizer step)."""
     settings, layout, cuda = step.settings, step.settings.layout, step.cuda
     weight_bytes, optimizer = settings.weight_bytes, settings.optimizer
     whole = settings.weights_of_rank(step.rank, whole=True)  # not split by tensor parallelism
@@ -181,10 +182,10 @@ def _resident(step: Step, weights: Weights) -> tuple[dict[str, int], int]:
 
 
 def _pools(weights: Weights, layout: Layout, sizes: tuple[int, int]) -> tuple[int, int, int]:
-    """Return the arguments `gathers`, `gradients` and `reductions` of `reserved_bytes`.
+    """Return (`gathers`, `gradients`, `reductions`) in bytes, the arguments of `reserved_bytes` with these names.
 
-    At most, the largest group of weights and the groups prefetched after it are gathered at a time, and the gradients of one
-    group are reduced.
+    At most, the largest group of weights and the prefetched groups are gathered at a time, and the gradients of one group are
+    reduced.
     """
     shards = layout.divisor("parameters")
     *groups, _ = gathered_groups(weights, tied=layout.pipeline.ranks == 1 and is_tied(weights))
@@ -201,10 +202,10 @@ def reserved_bytes(
 
     Args:
         resident: bytes of weights and optimizer state.
-        moments: for each phase of the step, the bytes that it adds, by kind, and further bytes of the computing stream.
-        gathers: most bytes of gathered weights on their stream at a time.
+        moments: for each phase of the step, ({kind: bytes that the phase adds}, further bytes of the computing stream).
+        gathers: the most bytes of gathered weights at a time, on the stream of the gathers.
         gradients: bytes of the rank's shard of the gradients, which are views of the reductions' results.
-        reductions: most bytes of gradients in reduction on their stream at a time.
+        reductions: the most bytes of gradients that are reduced at a time, on the stream of the reductions.
     """
     pooled = "gradients" if gradients else ""
     computing = max(sum(n for kind, n in added.items() if kind != pooled) + own for added, own in moments)
@@ -212,15 +213,15 @@ def reserved_bytes(
 
 
 def resolved(settings: PlannedRun, hardware: Hardware) -> PlannedRun:
-    """Return the settings without auto: `layout.kept` says what FSDP2 keeps whole of the weights and gradients that
-    `layout.auto` names. It is the choice of `keep`, or on a GPU the fastest choice that fits.
+    """Return the settings with a decision for each setting in `layout.auto`: whether FSDP2 keeps weights gathered, and whether
+    it keeps whole gradients, within a step (`layout.kept`). On a GPU: the fastest choice that fits; else the choice of `keep`.
 
-    If no choice fits, FSDP2 keeps whole only what the settings demand.
+    If no choice fits, FSDP2 reshards the weights and the gradients that are in `layout.auto`.
     """
     layout = settings.layout
     if not layout.auto or (layout.divisor("parameters") == 1 and not layout.cpu_offload):
         return settings
-    memory = (hardware.memory_gb or 0) * 1e9  # unknown: nothing is kept
+    memory = (hardware.memory_gb or 0) * 1e9  # unknown: all weights and gradients are resharded
     weights = settings.weights
     kept = keep(
         "auto" if "weights" in layout.auto else not layout.kept.weights,

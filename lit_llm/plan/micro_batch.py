@@ -1,17 +1,17 @@
-"""The memory and FLOPs of a micro-batch: of a whole model, or of the stages of a pipeline over an optimizer step.
+"""The memory and FLOPs of a micro-batch of a whole model, or of a pipeline rank's stages over an optimizer step.
 
-For a pipeline rank, this file adds up the traces of its actions (forward or backward of a stage) in torch's order. The trace of
-an action releases the output of the stage, its input and the gradients of both when no operation needs them any more. In a real
-step, some of these tensors stay longer:
+For a pipeline rank, this file adds up the traces of the rank's actions (forward or backward of a stage) in torch's order. The
+trace of an action releases the stage's output and input and their gradients when no operation needs the tensor any more. In a
+real step, some of these tensors stay longer:
 
 - A stage has a buffer for each input and for each gradient of an output. Between two stages of one rank nothing is copied: the
   result of one stage takes the place of the other stage's buffer.
-- With several stages on a rank, torch waits for its messages only at the end of the step, and gloo keeps the sent tensors until
-  then. NCCL releases a tensor when it has been sent.
-- If the gradient of an input is computed before those of weights, it stays with its input until the end of the step.
+- With several stages on a rank, torch waits for messages only at the end of the step, and gloo keeps the sent tensors until
+  then. NCCL releases a tensor after sending it.
+- If the gradient of an input is computed before the gradients of weights, both input and gradient stay until the step ends.
 
-Blocks of one kind allocate the same, so one of each kind is traced, besides the first and the last. Sizes are linear in the
-number of sequences, so the sizes for any number of sequences follow from the traces of two numbers.
+Blocks of one kind allocate equally much, so only the first block, the last block and one block of each kind in between are
+traced. Sizes are linear in the number of sequences, so traces of 2 and 3 sequences give the sizes for any number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # imports torch
 
 _TRACED_SEQUENCES = (2, 3)
 _MOST_BLOCKS = 16
-"""The most blocks of rows of the loss's softmax that are traced. For more rows, sizes follow from traces of fewer rows."""
+"""The most softmax blocks of the loss (each of SOFTMAX_NUMEL logits) that are traced; more are extrapolated from fewer."""
 _RECOMPUTED = (
     "recomputation with schedule {}: torch recomputes a block for each of its weights, which may take twice the memory that is "
     "planned"
@@ -60,8 +60,8 @@ _RECOMPUTED = (
 
 @cached_by_text
 def micro_batch(step: Step) -> MicroBatch:
-    """Return memory and FLOPs of a micro-batch, or in a pipeline, of an optimizer step. The first call for a model takes tenths
-    of a second."""
+    """Return memory and FLOPs of one micro-batch; with a pipeline, the memory of a rank's whole optimizer step. The first call
+    for a model takes tenths of a second."""
     if isinstance(step.settings.model, OwnModel):
         from lit_llm.plan.own_trace import micro_batch_of_own  # imports torch
 
@@ -70,8 +70,8 @@ def micro_batch(step: Step) -> MicroBatch:
 
 
 def one_micro_batch(settings: PlannedRun, *, cuda: bool) -> MicroBatch:
-    """Return the work of one micro-batch through all blocks, eager and without FSDP2 or a pipeline: its FLOPs, and the bytes
-    that operations write."""
+    """Return the work of one micro-batch through all blocks, as eager code without FSDP2 or a pipeline: FLOPs, and bytes that
+    operations write."""
     layout = replace(settings.layout, strategy="single", pipeline=NO_PIPELINE)
     alone = replace(settings, layout=layout, compute=replace(settings.compute, compile=False))
     return micro_batch(Step(alone, settings.sequences, cuda=cuda))
@@ -79,8 +79,8 @@ def one_micro_batch(settings: PlannedRun, *, cuda: bool) -> MicroBatch:
 
 @cached_by_text
 def stages_work(settings: PlannedRun, rank: int, *, cuda: bool) -> MicroBatch:
-    """Return the work of one micro-batch through the stages of a pipeline rank. With a pipeline, its memory is not the memory
-    of a step, in which several micro-batches are under way."""
+    """Return the work (`counts`) of one micro-batch through the stages of pipeline rank `rank`. With several stages, use only
+    `counts`: the memory of a pipeline step is larger, because several micro-batches are in flight."""
     return _of_stages(Step(settings, settings.sequences, rank=rank, cuda=cuda))
 
 
@@ -100,8 +100,8 @@ def _of_stages(step: Step) -> MicroBatch:
 
 
 def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
-    """Return the memory of a pipeline rank in a step. A step of many micro-batches repeats its middle, so fewer micro-batches
-    are played."""
+    """Return the memory of a pipeline rank in an optimizer step. A step of many micro-batches repeats its middle part, so only
+    some micro-batches are simulated."""
     settings = step.settings
     stages = {stage.number: stage for stage in settings.pipeline_stages(step.rank)}
     count = micro_batches_to_play(layout, step.micro_batches)
@@ -117,7 +117,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         whole[number] = gathered.forward(0).own if gathered.already else 0
 
     def buffers_after(task: Task) -> int:
-        """Return how many buffers more are live after an action than its trace says; negative: how many fewer."""
+        """Return how many more buffers live after the action `task` than its trace has; negative if fewer."""
         stage = stages[task.stage]
         before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
         if task.kind == "forward":
@@ -131,7 +131,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
     @cache
     def played(kind: str, number: int, exist: bool) -> MicroBatch:
-        """Return the memory of one action. `exist`: gradients of an earlier micro-batch exist."""
+        """Return the memory of the action `kind` of stage `number`. `exist`: gradients of an earlier micro-batch exist."""
         run, stage = MicroBatch(), stages[number]
         if kind == "forward":
             passes[exist].forward_pass(run, stage)
@@ -144,9 +144,9 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
             run.live[ACTIVATIONS] -= received
             if stage.last:  # also a tied matrix's gradient, which the trace adds to the embedding's
                 run.live[LOSS_HEAD] = -played("forward", number, exist).live[LOSS_HEAD]
-            if settings.gpt.predict_ahead and (stage.first or stage.last):  # each has a gradient of the embedding
+            if settings.gpt.predict_ahead and (stage.first or stage.last):  # both stages have a gradient of the embedding
                 run.live[ACTIVATIONS] = -played("forward", number, exist).live[ACTIVATIONS]
-        if kind == "gradients of weights":  # releases all that is kept
+        if kind == "gradients of weights":  # releases all tensors that forward and "gradients of inputs" saved
             run.live = added(run.live, played("gradients of inputs", number, exist).live, -1)
             run.peaks = {"backward": {name: max(0, size) for name, size in zip(KINDS, run.live, strict=True)}}
             run.on_other_streams = {"backward": 0}
@@ -181,8 +181,8 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
 
 class Passes:
-    """The changes of memory in the passes of stages. The methods …_pass play a pass of a stage: they add the pass's changes to
-    the `MicroBatch` `run`."""
+    """Simulator of forward and backward passes of pipeline stages. Each method NAME_pass(run, stage) simulates one pass of
+    `stage`: it adds the pass's changes of memory, or its FLOPs, to the `MicroBatch` `run`."""
 
     def __init__(self, step: Step) -> None:
         self.step, settings = step, step.settings
@@ -192,7 +192,7 @@ class Passes:
         body = _body(step, traced)
         self.weights = settings.weights
         largest = gathered_groups(self.weights, tied=True)[0]  # the largest block, which has experts if any block does
-        # Bytes of the block's gradients that ranks keep, before these are divided, over the bytes that each rank computes.
+        # (Bytes of the block's gradients before they are divided among ranks) / (bytes of gradients that each rank computes).
         share_in_experts = average_bytes(largest) / reduced_bytes(largest) if reduced_bytes(largest) else 1.0
 
         def split_gradient(share: float, gradient: int) -> tuple[int, int]:
@@ -248,14 +248,14 @@ class Passes:
             run.play("backward", self.backward[0], gathered.backward(-1))
 
     def reference_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        """Add the work of a forward pass that keeps nothing, and so needs less memory than training."""
+        """Add only FLOPs and traffic of a forward pass without gradients to `run`: training has the higher memory peak."""
         blocks, norms = self._parts(self.forward, stage)
         head = [self.head[0]] * stage.last
         for change in (*[self.forward[0]] * stage.first, *blocks, *filter(None, norms), *head):
             run.counts = added(run.counts, change.counts)
 
     def inputs_pass(self, run: MicroBatch, stage: StageShare) -> None:
-        """Play a backward pass that computes only the gradients of inputs."""
+        """Add the changes of a backward pass of `stage` that computes only the gradients of the stage's inputs to `run`."""
         (blocks, norms), (head, release) = self._parts(self.inputs, stage), self.head_inputs
         gathered = self.gathered(stage).forward(0)
         for change in () if norms[-1] is None else (head, norms[-1]):
@@ -265,16 +265,16 @@ class Passes:
 
     @staticmethod
     def _parts(changes: list[Change], stage: StageShare) -> tuple[list[Change], list[Change | None]]:
-        """Return (changes of a stage's blocks, also of those that predict ahead; for each block, the change of the norm between
-        the block and a loss, or None if no loss follows the block)."""
+        """Return (changes of a stage's blocks, including blocks that predict further tokens; for each of these blocks, the
+        change of the norm between the block and a loss, or None if no loss follows the block)."""
         blocks, norms = changes[1 + stage.start : 1 + stage.stop], changes[1 + stage.stop :] if stage.last else []
         return blocks + norms[1::2], [None] * (len(blocks) - stage.last) + norms[::2]
 
 
 def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Return (layers to trace, for each layer the index in this list of the layer that stands for it), given each layer's kind.
+    """Return (`traced`: layers to trace; for each layer, the index in `traced` of the layer whose trace is used for it).
 
-    The first layer, the last one, and one of each kind in between are traced.
+    The first layer, the last layer, and one layer of each kind in between are traced. `kinds`: the kind of each layer.
     """
     last = len(kinds) - 1
     between = {kind: i for i, kind in reversed(list(enumerate(kinds))) if 0 < i < last}
@@ -283,8 +283,8 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
-    """Return the body's trace, extrapolated from traces of 2 and 3 sequences if both have the same kinds of events, or else
-    traced at the step's number of sequences. `split`: see `trace_body`."""
+    """Return the trace of the model without the loss: extrapolated from traces of 2 and 3 sequences if their events have the
+    same kinds, otherwise traced with the step's number of sequences. `split`: trace gradients of inputs only."""
     from lit_llm.plan.trace import trace_body
 
     few, more = (trace_body(step.traced(sequences), layers, split=split) for sequences in _TRACED_SEQUENCES)
@@ -295,15 +295,15 @@ def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
 
 
 def _head(step: Step, body: Body, *, split: bool = False) -> list[Change]:
-    """Return the changes of forward and backward of the loss (see `trace_head`). The sizes of a chunked loss are linear in the
-    number of rows and in the rows of a chunk, so those of many rows follow from traces of few."""
+    """Return the memory changes of the loss's forward pass and of its backward pass (two if `split`). Sizes of a chunked loss
+    are linear in the rows (tokens) and in the rows of a chunk, so sizes for many rows follow from traces of few rows."""
     from lit_llm.plan.trace import trace_head
 
     settings, tp = step.settings, step.settings.layout.tensor_parallel
     # The model pads sequences for tensor parallelism itself.
     rows = step.sequences * (settings.sequence_length if settings.layout.context == 1 else settings.local_length)
     alone = replace(step.traced(0).settings, compute=ComputeConfig(), lora=None)  # shared by all modes of recomputation
-    # Every loss but cross-entropy of an unsplit vocabulary is computed in chunks; in one if no size is set.
+    # Every loss but cross-entropy of an unsplit vocabulary is computed in chunks; in one chunk if no size is set.
     chunk = settings.loss.chunk_size or (None if tp == 1 and settings.loss_head == "cross-entropy" else rows)
     block = max(1, SOFTMAX_NUMEL // (settings.gpt.padded_vocab_size // tp))  # rows that the softmax takes at once
 

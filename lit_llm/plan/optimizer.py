@@ -1,7 +1,7 @@
-"""Optimizer state, and the work of an optimizer step: temporary memory and Muon's FLOPs. Sizes in bytes.
+"""Bytes of optimizer state, and the temporary bytes and Muon's FLOPs of an optimizer step.
 
-With a mesh, one rank of a pipeline stage, the owner, orthogonalises a whole matrix for Muon (`lit_llm.optim.exchange`); the
-ranks share the experts of each layer. The owners come from the optimizer's own functions.
+On a device mesh, one rank of a pipeline stage, the matrix's owner, orthogonalises a whole matrix for Muon
+(`lit_llm.optim.exchange`). The ranks share the experts of each layer. `lit_llm.optim.owners` chooses the owners.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 _ONE = ("Lion", "Muon", "RMSprop", "Adagrad", "Adafactor", "ASGD")
 _TWO = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop")
 STATE_COPIES = {"SGD": 0, **dict.fromkeys(_ONE, 1), **dict.fromkeys(_TWO, 2)}
-"""{optimizer: number of state tensors of a parameter's size, without those that options add}. MuonAdamW's state is counted by
-group, and Adafactor's state of matrices by rows and columns."""
+"""{optimizer: number of state tensors of a parameter's size, without the tensors that STATE_OPTIONS add}. `_state_elements`
+counts the state of MuonAdamW and of Adafactor's matrices."""
 
 STATE_OPTIONS = ("momentum", "centered", "amsgrad")
-"""Options that add a state tensor of a parameter's size: of SGD and RMSprop, of RMSprop, and of optimizers like Adam."""
+"""Options that add a state tensor of a parameter's size: momentum of SGD and RMSprop, centered of RMSprop, amsgrad of Adam."""
 
 TORCH_MUON = "torch.optim.Muon"
-"""The name of torch's Muon in a plan. Other packages have classes that are called Muon, too."""
+"""The name of torch's Muon in a plan, where "Muon" means a class with this name of any other package."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its class name and the options that affect memory.
+    """Record of an optimizer: its class name and the options that affect memory.
 
-    `more_states`: how many of STATE_OPTIONS are set. `ns_dtype`: dtype of Muon's Newton-Schulz iteration; auto: bfloat16 on a
-    GPU, float32 on a CPU. `normuon`: whether Muon keeps a second moment for each row (NorMuon).
+    `more_states`: number of STATE_OPTIONS that are set. `fused`: whether the update needs no temporary tensors. `ns_dtype`:
+    dtype of Muon's Newton-Schulz iteration; auto: bfloat16 on a GPU, float32 on a CPU. `normuon`: whether Muon keeps a second
+    moment for each row (NorMuon).
     """
 
     name: str
@@ -50,7 +51,7 @@ class Optimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> Optimizer:
-        """The properties of an optimizer that affect memory."""
+        """Return the record of a torch optimizer: its class name and its options that affect memory."""
         from lit_llm.optim.torch_muon import TorchMuon  # imports torch
 
         groups, name = optimizer.param_groups, type(optimizer).__name__
@@ -70,21 +71,21 @@ class Optimizer:
 
     @property
     def is_muon(self) -> bool:
-        """Whether the optimizer orthogonalises hidden matrices, and trains the rest with AdamW."""
+        """Whether the optimizer orthogonalises hidden matrices, and trains all other parameters with AdamW."""
         return self.name in ("MuonAdamW", TORCH_MUON)
 
     def newton_schulz_bytes(self, *, cuda: bool) -> int:
-        """Return the bytes of an element in Muon's Newton-Schulz iteration."""
+        """Return the bytes of an element in Muon's Newton-Schulz iteration. `cuda`: whether the iteration runs on a GPU."""
         dtype = ("bfloat16" if cuda else "float32") if self.ns_dtype == "auto" else self.ns_dtype
         return {"float32": 4, "bfloat16": 2}[dtype]
 
 
 def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) -> float:
-    """Bytes of optimizer state for these weights: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
+    """Return the bytes of optimizer state for `weights`: 8 per fp32 parameter for AdamW. Unknown optimizers count as AdamW.
 
-    The result is without `row_state_bytes`. State has the dtype of the parameters. Exceptions: AdamW8bit keeps two one-byte
-    states, each with an fp32 scale per block of 256 values; Adafactor keeps one number per row and one per column of the last
-    two dimensions. Frozen weights have no state.
+    NorMuon's row state (`row_state_bytes`) is not included. State has the dtype of the parameters, except for AdamW8bit, which
+    keeps two one-byte states, each with an fp32 scale per block of 256 values. Adafactor keeps one number per row and one per
+    column of the last two dimensions. Frozen weights have no state.
     """
     trainable = [weight for weight in weights if weight.group is not None]
     if optimizer.name == "AdamW8bit":
@@ -95,8 +96,8 @@ def state_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int) ->
 def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, layout: Layout | None = None) -> int:
     """Return the bytes of NorMuon's state on a rank: one number for each row of a hidden matrix. 0 without NorMuon.
 
-    A rank has the numbers of all rows, so `whole` must be weights that are not split. Of experts, it has only the numbers of
-    the experts that it orthogonalises. `layout` None: one device.
+    Each rank stores the numbers of all rows of a matrix, so `whole` must be the unsplit weights. Of an expert layer, a rank
+    stores only the rows of the experts that the rank orthogonalises. `layout` None: one device.
     """
     if not optimizer.normuon:
         return 0
@@ -108,12 +109,12 @@ def row_state_bytes(optimizer: Optimizer, whole: Weights, parameter_bytes: int, 
 
 
 def _takes_muon(weight: Weight) -> bool:
-    """Whether MuonAdamW orthogonalises the weight. It does not for a convolution, whose three dimensions are not experts'."""
+    """Whether MuonAdamW orthogonalises the weight: a matrix, or a 3-D stack of experts, but no 3-D convolution."""
     return len(weight.shape) == {"matrix": 2, "experts": 3}.get(weight.group or "")
 
 
 def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
-    """Number of elements of a weight's optimizer state."""
+    """Return the number of elements in the optimizer's state of `weight`."""
     elements = math.prod(weight.shape)
     if optimizer.name == "Adafactor" and elements and len(weight.shape) > 1:
         return elements // weight.shape[-1] + elements // weight.shape[-2]
@@ -123,8 +124,8 @@ def _state_elements(optimizer: Optimizer, weight: Weight) -> int:
 
 
 def work_bytes(optimizer: Optimizer, weights: Weights, parameter_bytes: int, *, cuda: bool) -> int:
-    """Return the peak temporary bytes of an optimizer step, without parameters, gradients and state. It does not hold for Muon,
-    which has `MuonWork.work_bytes`.
+    """Return the peak temporary bytes of an optimizer step, without parameters, gradients and state. For Muon, call
+    `MuonWork.work_bytes` instead.
 
     Args:
         cuda: whether the step runs on a GPU, where torch's unfused optimizers process all tensors at once, and Lion keeps
@@ -160,16 +161,16 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class MuonWork:
-    """The hidden matrices that Muon orthogonalises in a stage of a pipeline, and the ranks that share this work.
+    """Record of the hidden matrices that Muon orthogonalises in a pipeline stage, and of the ranks that share this work.
 
     Attributes:
-        matrices: whole shapes of the trainable matrices, block by block.
-        stacks: (experts, rows, columns) of each trainable parameter of experts, block by block.
-        dimensions: sizes of the mesh dimensions that split a matrix, the innermost first. (): no mesh.
-        rows: number of replicas of the group of ranks that share a matrix.
-        expert: number of parts of this group that have different experts.
-        normuon: whether the optimizer is NorMuon. On a mesh, ranks exchange several matrices at a time (`optim/exchange.py`).
-            With NorMuon, they first get one fp32 number for each row of these matrices.
+        matrices: unsharded shapes of the trainable matrices, block by block.
+        stacks: (experts, rows, columns) of each trainable stack of experts' matrices, block by block.
+        dimensions: sizes of the mesh dimensions that shard a matrix, the innermost first. (): no mesh.
+        rows: number of replicas: groups of `shards` ranks, each of which has a whole copy of every matrix.
+        expert: number of expert-parallel ranks in such a group.
+        normuon: whether the optimizer is NorMuon. On a mesh, ranks exchange several matrices at a time (`optim/exchange.py`),
+            and with NorMuon also one fp32 number for each row of these matrices.
     """
 
     matrices: Shapes
@@ -181,7 +182,7 @@ class MuonWork:
 
     @classmethod
     def of(cls, whole: Weights, layout: Layout | None = None, *, normuon: bool = False) -> MuonWork:
-        """Return the work for `whole`, which must be weights that are not split. `layout` None: one device."""
+        """Return Muon's work for the unsplit weights `whole` on the ranks of `layout`. `layout` None: one device."""
         layout = layout or Layout()
         taken = [weight for weight in whole if _takes_muon(weight)]
         matrices, stacks = (tuple(weight.shape for weight in taken if len(weight.shape) == n) for n in (2, 3))
@@ -189,19 +190,19 @@ class MuonWork:
 
     @property
     def shards(self) -> int:
-        """Number of ranks that share a matrix."""
+        """Number of ranks among which a matrix is sharded."""
         return math.prod(self.dimensions)
 
     def divides(self, stack: tuple[int, ...]) -> bool:
-        """Whether each rank has a part of every expert of `stack`, because the ranks cannot share whole experts equally."""
+        """Whether every expert of the shape `stack` is sharded, because the ranks cannot share whole experts equally."""
         return sharded_dimension((stack[0] // self.expert, *stack[1:]), self.shards // self.expert) > 0
 
     def experts_of_rank(self, stack: tuple[int, ...]) -> int:
-        """Return how many experts of a layer a rank orthogonalises: its own, or every expert of which it has a part."""
+        """Return how many experts of a stack a rank orthogonalises: the rank's experts, or all experts that are sharded."""
         return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
 
     def flops(self, iterate_bytes: int) -> float:
-        """Return the mean FLOPs of a rank in the iterations of one update. `iterate_bytes`: bytes of an element in them."""
+        """Return a rank's mean FLOPs of Newton-Schulz iterations in an update. `iterate_bytes`: bytes of an element in them."""
         from lit_llm.optim.owners import newton_schulz_flops  # the package imports torch
 
         of = partial(newton_schulz_flops, element_bytes=iterate_bytes)
@@ -210,12 +211,12 @@ class MuonWork:
         return matrices / (self.shards * self.rows) + stacks
 
     def work_bytes(self, parameter_bytes: int, iterate_bytes: int, *, cuda: bool) -> int:
-        """Peak temporary memory of a step on the rank that needs most.
+        """Return the peak temporary bytes of an optimizer step on the rank that needs most.
 
         Args:
             parameter_bytes: bytes of an element of a parameter and of its momentum.
-            iterate_bytes: bytes of an element in the iteration, and in transit.
-            cuda: whether the step runs on a GPU, where copies are kept until `found_inf` is applied.
+            iterate_bytes: bytes of an element in the Newton-Schulz iteration and in messages.
+            cuda: whether the step runs on a GPU, where copies of the momentum stay until `found_inf` is applied.
         """
         return max(
             self._bytes_of_matrices(parameter_bytes, iterate_bytes, cuda=cuda),
@@ -235,8 +236,8 @@ class MuonWork:
                     sum(sizes[:i]) * w + sum(sizes[i:]) * p + _iterating(shape, w, cuda=cuda) for i, shape in enumerate(own)
                 ]
             else:
-                moments.append(part * (p + w if p != w else p))  # directions, and copies to send
-                moments += [2 * part * w, (part + whole) * w, 2 * whole * w + squares]  # sending, receiving, there and back
+                moments.append(part * (p + w if p != w else p))  # directions, and their copies in the dtype of messages
+                moments += [2 * part * w, (part + whole) * w, 2 * whole * w + squares]  # buffers that are sent and received
                 moments.append(whole * w + _iterating(largest, w, cuda=cuda))
                 moments.append(part * w * (2 if rows > 1 else 1) + (part * p if cuda else 0) + squares)
             peak = max(peak, int(max(moments)))
@@ -258,8 +259,8 @@ class MuonWork:
 
 
 def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
-    """Return the peak bytes of iterating on a matrix whose elements take `w` bytes. It is the largest of three: two iterates
-    and a polynomial; one iterate and the squares that make the polynomial; on a CPU, a narrow iterate and its fp32 copy."""
+    """Return the peak bytes of Newton-Schulz iterations on a matrix of elements of `w` bytes, the largest of: two iterates and
+    a polynomial; an iterate and the squares that make the polynomial; on a CPU, a 16-bit iterate and its fp32 copy."""
     from lit_llm.optim.owners import steps_together  # the package imports torch
 
     r, c = sorted(shape)
@@ -269,8 +270,8 @@ def _iterating(shape: tuple[int, ...], w: int, *, cuda: bool) -> int:
 
 @lru_cache(maxsize=256)
 def _turns(shapes: Shapes, shards: int, rows: int) -> list[tuple[Shapes, tuple[int, ...], int]]:
-    """Return for each turn (`owners.turns`: matrices that are exchanged together) and each rank that owns one of its matrices:
-    (shapes of the rank's matrices, elements of each matrix of the rank's replica, rows of all matrices of the turn)."""
+    """Return a tuple for each turn (matrices that are exchanged together, `owners.turns`) and each owner of matrices in it:
+    (shapes of the owner's matrices, elements of each matrix that its replica owns, rows of all matrices of the turn)."""
     from lit_llm.optim.owners import owners, turns
 
     sizes = [math.prod(shape) for shape in shapes]

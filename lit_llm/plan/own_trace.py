@@ -1,10 +1,10 @@
 """The memory and FLOPs of a micro-batch of a user's module, traced as a whole.
 
-Nothing is assumed about the module's structure: forward, the loss of training and backward run once, on tensors without data.
-Sizes are linear in the number of sequences, so the sizes for any number of sequences follow from the traces of two numbers.
+The module may have any structure: its forward pass, the training loss and the backward pass run once, on tensors without data.
+Sizes are linear in the number of sequences, so traces of 2 and 3 sequences give the sizes for any number of sequences.
 
-The memory stays unknown, and a note says why, if operations depend on values of tensors, if an operator has no rule for sizes,
-or if the module takes too many operations, as in a loop over thousands of positions.
+The memory of activations is unknown, and a note says why, if operations depend on values of tensors, if torch cannot compute an
+operator's sizes without data, or if the module takes more than MOST_OPERATIONS operations, as in a loop over positions.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from lit_llm.plan.trace import batch_without_data, dtypes, recorded, without_dat
 from lit_llm.plan.weights import OwnModel, cached_by_text, weights_of
 
 Trace = tuple[list[Segment], set[str]]
-"""(events of the body's forward, the loss's forward, the loss's backward and the body's backward; operators that ran)."""
+"""(four lists of events: the module's forward, the loss's forward, the loss's backward and the module's backward; names of the
+operators that ran)."""
 PHASES = ("forward", "loss head", "loss head", "backward")
 MOST_OPERATIONS = 50_000
-"""The most operations of a traced micro-batch; they take about two seconds. A Transformer of 80 layers has 15,000."""
+"""The most operations of a traced micro-batch; so many take about two seconds. A Transformer of 80 layers has 15,000."""
 _ON_GPU = {  # operators whose GPU kernels need an unknown amount of memory
     "mkldnn_rnn_layer": "LSTM layers are counted as on a CPU: what cuDNN's keep for the backward pass is not known",
     "convolution": "work memory of cuDNN's convolutions is not counted",
@@ -50,8 +51,8 @@ _ON_GPU = {  # operators whose GPU kernels need an unknown amount of memory
 
 
 def micro_batch_of_own(step: Step) -> MicroBatch:
-    """Return memory and FLOPs of a micro-batch of an `OwnModel`. If the module cannot be traced, only gradients are counted,
-    and a note says so."""
+    """Return memory and FLOPs of a micro-batch of a user's module (`OwnModel`). If the module cannot be traced, only the memory
+    of the gradients is counted, and a note says so."""
     try:
         if step.sequences > 3:
             (few, operators), (more, _) = trace(step, 2), trace(step, 3)
@@ -73,9 +74,9 @@ def _own(step: Step) -> OwnModel:
 
 
 def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> MicroBatch:
-    """Return the micro-batch whose segments in the order of `PHASES` have these events.
+    """Return the memory and FLOPs of the micro-batch whose segments, in the order of PHASES, are the event lists `segments`.
 
-    Assumption: FSDP2 holds the largest block whole all the time, and that block's gradients during the whole backward pass.
+    Assumption: FSDP2 holds the largest block gathered all the time, and that block's gradients during the whole backward pass.
     """
     weights, exist = weights_of(step.settings.model), step.gradients_exist
     gathered = GatheredWeights(step, weights)
@@ -97,11 +98,11 @@ def _play(step: Step, segments: Sequence[Segment], operators: Set[str]) -> Micro
 
 
 def trace(step: Step, sequences: int) -> Trace:
-    """Trace a micro-batch of `sequences` sequences of the step's length.
+    """Trace a micro-batch of `sequences` sequences of the step's length. Return the events and the operators' names (`Trace`).
 
     Raises:
-        Undetermined: the module depends on more than sizes, takes too many operations, or fails.
-        UserError: the module breaks the contract.
+        Undetermined: the module depends on values of tensors, takes too many operations, or fails.
+        UserError: the module breaks the rules for custom models (`lit_llm.models.custom`).
     """
     result = cached_trace(step.traced(sequences))
     if isinstance(result, Exception):
@@ -141,7 +142,7 @@ def cached_trace(step: Step) -> Trace | Exception:
         return error.with_traceback(None)
     except Undetermined as reason:
         return Undetermined(f"{reason}{place(reason)}")
-    except Exception as error:  # the user's code may raise any
+    except Exception as error:  # the user's code may raise any exception
         return Undetermined(f"it fails on tensors without data: {said(error)}")
     finally:
         torch.set_default_dtype(default)

@@ -1,4 +1,4 @@
-"""The plan of a run: all figures as numbers, for JSON and for a page (`lit_llm.reporting.plan_text`)."""
+"""The plan of a run: figures of memory, time, cost and checkpoints, for JSON and for a text (`lit_llm.reporting.plan_text`)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DEVICE_MTBF_HOURS = 50_000.0
 
 
 class NextStep(NamedTuple):
-    """A flag that saves `saves_bytes` of a rank's memory. Only for offload to host memory: `host_bytes`, the bytes that a
-    machine needs instead, and `step_seconds`, the time of a step (None: unknown, or another flag)."""
+    """Record of a flag of `fit` that saves `saves_bytes` bytes of a rank's memory. Only the flag `cpu_offload` sets the other
+    fields: the bytes of host memory that a machine needs instead, and the seconds of a step with the flag (None: unknown)."""
 
     flag: str
     saves_bytes: int
@@ -41,13 +41,16 @@ class NextStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All figures of a plan. Units are bytes and seconds unless the name says otherwise. A figure is None if it is unknown.
+    """Record of all figures of a plan, in bytes and seconds unless the name says otherwise. None: the figure is unknown.
 
     Attributes:
-        settings: the run, with what FSDP2 keeps whole decided (`memory.resolved`).
-        fits: whether the run fits into the memory of the devices and, with offload, of their machines.
-        peak_tflops: dense peak of the run's matrix products on a device.
-        parts, phases: number of parameters by part; phases of the learning-rate schedule.
+        settings: the run, with every setting auto of FSDP2 replaced by a decision (`memory.resolved`).
+        fits: whether the run fits into the memory of the devices and, with `cpu_offload`, into host memory.
+        largest_micro_batch: the most sequences of a micro-batch with which the run fits; 0 if it fits with none.
+        next_steps: flags that save memory, the one that costs least time first.
+        peak_tflops: dense peak of the run's matrix products on a device, in TFLOP/s.
+        parts: {part of the model: number of parameters}.
+        phases: the phases of the learning-rate schedule, such as warmup and decay.
     """
 
     settings: PlannedRun
@@ -69,7 +72,7 @@ class Plan:
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that compute a token: all but those of experts that the token does not use."""
+        """Number of parameters that compute a token: all parameters, without the experts that the token does not use."""
         model = self.settings.model
         return self.parameters - (0 if isinstance(model, OwnModel) else model.idle_parameters)
 
@@ -85,12 +88,12 @@ class Plan:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """(least, most) time of a step, each divided by the planned time. None: see `speed.band`."""
+        """(least, most) time of a step, each divided by the planned time. None: the speed was not fitted (`speed.band`)."""
         return band(self.settings, self.hardware, self.times, self.options)
 
     @property
     def most_memory(self) -> int | None:
-        """The most bytes that a rank may need. None: see `memory.most_memory`."""
+        """The most bytes that a rank may need. None: a CPU, or activations are not counted (`memory.most_memory`)."""
         return most_memory(self.settings, self.memory)
 
     @property
@@ -99,7 +102,7 @@ class Plan:
 
     @property
     def usd(self) -> tuple[float, float] | None:
-        """Lowest and highest price of the run."""
+        """(lowest, highest) price of the run in USD. None: the price or the time is unknown."""
         prices = self.hardware.usd_hour(self.options.price_usd_hour)
         if prices is None or self.run_seconds is None:
             return None
@@ -107,25 +110,25 @@ class Plan:
 
     @property
     def mwh(self) -> float | None:
-        """Energy of the devices at their rated power. None: unknown."""
+        """Energy of the devices in MWh during the run, at their rated power. None: the power or the time is unknown."""
         return self.device_hours and self.hardware.watts and self.device_hours * self.hardware.watts / 1e6
 
     @property
     def budget(self) -> dict[str, Any] | None:
-        """The figures of the budget that `Options.flops` or `.days` sets, at this run's speed. None: see `budget.budget`."""
+        """The dict of `budget.budget` for the budget in `Options.flops` or `.days`, at this run's speed. None: no budget."""
         speed = None if self.tokens_per_second is None else self.flops.total * self.tokens_per_second
         run = self.active_parameters, self.settings.tokens, speed
         return budget(self.options, self.hardware, self.settings.layout.devices, run)
 
     @property
     def rates_at(self) -> dict[str, float] | None:
-        """The learning rates of step `Options.at`, by the names of their curves. None: no step is set, or no rate is known."""
+        """{logged curve, such as lr: learning rate at step `Options.at`}. None: no step is set, or no rate is known."""
         at, rates = self.options.at, self.settings.schedule.rates
         return None if at is None or rates is None else rates(at)
 
     @property
     def mfu(self) -> float | None:
-        """Useful FLOP/s of a step divided by the dense peak, as `throughput/mfu` measures it."""
+        """Planned MFU: useful FLOP/s of a step divided by the dense peak of all devices, like the logged `throughput/mfu`."""
         if self.times.step is None or self.peak_tflops is None:
             return None
         flops = self.flops.total * self.settings.tokens_per_step
@@ -133,14 +136,14 @@ class Plan:
 
     @property
     def mfu_origin(self) -> str:
-        """Where the planned MFU comes from: "given" (`Options.mfu`), "fitted to published runs" or "assumed"."""
+        """The origin of the planned MFU: "given" (`Options.mfu`), "fitted to published runs" or "assumed"."""
         if self.options.mfu is not None:
             return "given"
         return "assumed" if fitted_seconds(self.settings, self.hardware) is None else "fitted to published runs"
 
     @property
     def measured(self) -> str | None:
-        """A sentence about the measured speed that may correct this plan (`MeasuredRun.sentence`). None: there is none."""
+        """A sentence about `Options.measured`, the speed that may correct this plan. None: no measured speed is given."""
         return None if self.options.measured is None else self.options.measured.sentence(self.hardware)
 
     @property
@@ -153,7 +156,7 @@ class Plan:
 
     @property
     def epochs(self) -> float | None:
-        """Number of passes over the data. None: unknown, or a mixture, whose `DataFacts.phases` have the passes."""
+        """Number of passes over the data. None: unknown, or the data are a mixture, whose passes are in `DataFacts.phases`."""
         data = self.settings.data
         if not data.train_tokens or data.phases:
             return None
@@ -171,12 +174,12 @@ class Plan:
 
     @property
     def pipeline_bubble(self) -> float:
-        """Fraction of a step in which a rank waits."""
+        """Fraction of a step in which a pipeline rank waits for other stages. 0 without a pipeline."""
         return bubble(self.settings.layout.pipeline, self.settings.accumulation)
 
     @property
     def efficiency(self) -> float | None:
-        """Scaling efficiency: compute time over step time."""
+        """Scaling efficiency: seconds of computation over seconds of a step. None: either is unknown."""
         return self.times.compute / self.times.step if self.times.compute and self.times.step else None
 
     @property
@@ -200,15 +203,15 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of the trained weights, their average and optimizer state. With adapters, only the adapters are saved."""
+        """Bytes of a checkpoint: trained weights (with LoRA, only the adapters), their average and the optimizer state."""
         average = average_bytes(self._weights) if self.settings.ema else 0
         return int(stored_bytes(self._weights, self.settings.weight_bytes, trainable=True) + average + self.state_bytes)
 
     @property
     def writers(self) -> tuple[int, int, int]:
-        """(number of ranks that write a checkpoint, the most of them on one machine, number of machines that they are on).
+        """(ranks that write a checkpoint, the most writing ranks on one machine, machines with a writing rank), as numbers.
 
-        The ranks of the first replica write a sharded checkpoint, rank 0 any other.
+        The ranks of the first replica write a sharded checkpoint. Rank 0 writes any other checkpoint.
         """
         layout, sharded = self.settings.layout, self.settings.sharded_checkpoints
         if not (layout.splits_model if sharded == "auto" else sharded and layout.is_mesh):
@@ -220,7 +223,7 @@ class Plan:
 
     @property
     def faster_micro_batch(self) -> tuple[int, float] | None:
-        """(largest micro-batch that fits, seconds of a step with it), if such a step is at least 1 % faster; else None."""
+        """(most sequences of a micro-batch that fits, seconds of a step with it); None if it is not 1 % faster than planned."""
         largest, step = self.largest_micro_batch, self.times.step
         if not largest or step is None or largest <= (self.settings.micro_batch_size or 0):
             return None
@@ -229,7 +232,7 @@ class Plan:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of one machine's memory for copies of a checkpoint that is saved in the background; 0 for other saves."""
+        """Bytes of host memory on a machine for copies of a checkpoint that is saved in the background; 0 without copies."""
         (ranks, on_machine, _), saves, has = self.writers, self.settings.async_checkpoints, self.hardware.host["memory_gb"]
         needed = self.checkpoint_bytes * on_machine // ranks
         if saves == "auto":  # as `AsyncFolderCheckpointIO` decides
@@ -239,17 +242,17 @@ class Plan:
 
     @property
     def save_seconds(self) -> float:
-        """Seconds of writing a checkpoint: of the machine with most writers, or of the shared storage if that takes longer."""
+        """Seconds of writing a checkpoint, by the machine with most writing ranks or, if that is slower, the shared storage."""
         ranks, on_machine, _ = self.writers
         gbps = min(self.options.save_gbps * ranks / on_machine, self.options.storage_gbps or math.inf)
         return self.checkpoint_bytes / (gbps * 1e9)
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds for which training waits for a save. If saves run in the background, it waits until all writers, at the same
-        time, have copied their parts to host memory.
+        """Seconds for which training waits for a save: until the checkpoint is written, or with saves in the background, until
+        all writing ranks, at the same time, have copied their shards to host memory.
 
-        If the speed of copies is unknown, the result is the time to write, an upper bound.
+        If the speed of copies is unknown, the result is `save_seconds`, an upper bound.
         """
         if not self.copy_bytes:
             return self.save_seconds
@@ -258,25 +261,25 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of a machine's memory that `cpu_offload` takes."""
+        """Bytes of host memory on a machine that `cpu_offload` takes."""
         return host_bytes(self.settings, self.hardware)
 
     @property
     def mtbf_seconds(self) -> float:
-        """Mean time between failures of a run that stops when any device fails."""
+        """Mean seconds between failures of the run, which stops when any device fails."""
         return 3600 * (self.options.mtbf_hours or DEVICE_MTBF_HOURS / self.settings.layout.devices)
 
     @property
     def best_interval_seconds(self) -> float:
-        """Best seconds between checkpoints: √(2 · wait · MTBF) (Young 1974), but no less than a background save takes."""
+        """Best seconds between checkpoints: √(2 · `wait_seconds` · MTBF) (Young 1974), at least those of a background save."""
         best = math.sqrt(2 * self.wait_seconds * self.mtbf_seconds)
         return max(best, self.save_seconds) if self.copy_bytes else best
 
     def lost(self, interval_seconds: float) -> float:
-        """Return the fraction of time lost to waiting for saves, wait/interval, and to work redone, interval/(2 · MTBF).
+        """Return the lost fraction of time: `wait_seconds` / interval for saves, plus interval / (2 · MTBF) for repeated steps.
 
-        After a failure during a background save, the run resumes from the checkpoint before, which costs write/MTBF more. If a
-        background save is not finished after an interval, the next save waits for it.
+        After a failure during a background save, the run resumes from the previous checkpoint: `save_seconds` / MTBF more. If a
+        background save takes longer than the interval, the next save waits for its end.
         """
         writing = self.save_seconds if self.copy_bytes else 0.0
         waiting = self.wait_seconds + max(0.0, writing - interval_seconds)
@@ -288,7 +291,7 @@ class Plan:
 
     @property
     def validation_seconds(self) -> float | None:
-        """Seconds of one pass over the validation tokens. It is forward only, so a third of the FLOPs of training."""
+        """Seconds of one pass over the validation tokens. Validation runs only forward: a third of the FLOPs of training."""
         tokens, per_step = self.settings.data.val_tokens, self.times.compute
         if tokens is None or per_step is None:
             return None
@@ -301,17 +304,17 @@ class Plan:
 
 
 def make_plan(settings: PlannedRun, hardware: Hardware, options: Options | None = None) -> Plan:
-    """Plan a run. `options` None: the defaults of `Options`.
+    """Return the plan of the run `settings` on `hardware`. `options` None: the defaults of `Options`.
 
     A plan traces the model, which takes tenths of a second for each new combination of settings that a trace depends on.
 
     Raises:
-        UserError: sizes do not divide, the hardware lacks the attention kernel, or `options.at` is after the last step; one
-            sentence per line.
+        UserError: the ranks cannot share the model or the batch, the hardware lacks the attention kernel, or `options.at` is
+            after the last step; one sentence per line.
     """
     options = options or Options()
     problems = settings.problems()
-    if not isinstance(settings.model, OwnModel):  # rules that do not depend on packages there
+    if not isinstance(settings.model, OwnModel):  # rules that do not depend on the packages of the planned machine
         kernel, device, of = settings.compute.attention, "cuda" if hardware.is_gpu else "cpu", hardware.compute_capability
         problems += filter(None, [unsupported_attention(settings.model, kernel, device, capability=of, name=hardware.name)])
     if options.at is not None and options.at > settings.max_steps:
@@ -341,7 +344,7 @@ def make_plan(settings: PlannedRun, hardware: Hardware, options: Options | None 
 
 
 def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes: float) -> int:
-    """The largest micro-batch, in sequences, that fits and divides each rank's share of every batch; 0 if none fits."""
+    """Return the most sequences of a micro-batch that fits the capacity and divides a rank's share of all batches, or 0."""
     share = math.gcd(*(size for _, size in settings.stages)) // settings.layout.data_parallel
     divisors = (size for size in range(1, share + 1) if share % size == 0)
     sizes = [n for n in divisors if replace(settings, micro_batch_size=n).micro_batches.keys() == {n}]  # also in a pipeline
@@ -356,10 +359,10 @@ def largest_micro_batch(settings: PlannedRun, hardware: Hardware, capacity_bytes
 def next_steps(
     settings: PlannedRun, hardware: Hardware, memory: Memory, capacity_bytes: float | None, options: Options
 ) -> list[NextStep]:
-    """Return flags that save memory, those first that cost the least time.
+    """Return flags that save memory, the flag that costs least time first.
 
-    If the run does not fit, the list ends with the first flag that makes it fit. Flags for another mesh are listed only if they
-    make the run fit.
+    If the run does not fit, the list ends with the first flag that makes the run fit. Flags for another mesh are listed only if
+    they make the run fit. `memory`: the peak memory with `settings`. `capacity_bytes`: usable bytes of a device, or None.
     """
     layout, tried = settings.layout, dict[str, PlannedRun]()
 
@@ -411,7 +414,7 @@ def next_steps(
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """Return all figures of a plan for JSON, under the names that they have in `Plan` and in its fields."""
+    """Return all figures of a plan as a dict for JSON, under the names of the attributes of `Plan` and of its fields."""
     settings, layout, memory = plan.settings, plan.settings.layout, plan.memory
     values = settings_values(settings)
     counted = ("sequences", "accumulation", "sequence_length", "tokens_per_step", "tokens", "sizes")

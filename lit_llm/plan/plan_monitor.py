@@ -1,4 +1,4 @@
-"""Compares the plan of a run with measurements during `fit`, and writes both into the run folder."""
+"""A callback that compares the plan of a run with measurements during `fit`, and writes plan and measurements to plan.json."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ from lit_llm.training.outcome import outcome
 
 
 def print_cost(hardware: Hardware, price: float | None, devices: int, words: str, seconds: float) -> None:
-    """Print the cost of `seconds` on these devices: "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)".
+    """Print the cost of `seconds` seconds: "cost: about $1.2 planned for 37m00s on h100-sxm (--plan.price)".
 
     Print nothing if no price is known.
 
     Args:
+        hardware, devices: the device, and the number of devices.
         price: USD per device-hour. None: the price in the hardware table.
+        words: the words between price and time ("planned for" in the example).
     """
     if (usd_hour := hardware.usd_hour(price)) is not None:
         said = money_range(*cost_usd(seconds, devices, usd_hour))
@@ -57,32 +59,33 @@ def print_cost(hardware: Hardware, price: float | None, devices: int, words: str
 
 
 class PlanMonitor(Callback):
-    """Predicts peak memory and speed when training starts, logs them, and writes them beside the measurements into plan.json.
+    """Predicts peak memory and speed when training starts, logs both, and writes predictions and measurements into plan.json.
 
-    The memory measured is the peak of CUDA's allocator on this rank. On a CPU, only the process's resident memory is known
-    (`memory/peak_gb`). It includes libraries, buffers and freed pages, and was 0.98 to 1.94 times the tensors' peak in six
-    runs, so it is not compared. The speed measured is the median of `throughput/tokens_per_second`. Runs that the planner does
-    not support get no prediction and no plan.json.
+    The measured memory is the peak of CUDA's allocator on this rank. On a CPU, only the process's resident memory is known
+    (`memory/peak_gb`). Resident memory includes libraries, buffers and freed pages, and was 0.98 to 1.94 times the tensors'
+    peak in six runs, so it is not compared. The measured speed is the median of `throughput/tokens_per_second`. Runs that the
+    planner does not support get no prediction and no plan.json.
 
     Logs at logged steps from the second step on: `plan/peak_gb` (predicted); on CUDA `plan/memory_ratio` (measured /
-    predicted); `plan/mfu_ratio` (`throughput/mfu` / planned MFU), if `throughput/mfu` is logged. Warns if the first ratio is
-    beyond `tolerance`. If planning fails, that is a warning, and the run goes on without a prediction and plan.json.
+    predicted); `plan/mfu_ratio` (`throughput/mfu` / planned MFU), if `throughput/mfu` is logged. Warns if the first value of a
+    ratio differs from 1 by more than `tolerance`. If planning fails, the callback warns, and the run goes on without a
+    prediction and without plan.json.
 
-    plan.json has an entry for this launch, and for each earlier launch that measured a speed. It is written when training
-    starts and ends, and with each checkpoint. An error of the disk does not end the run.
+    plan.json has an entry for this launch, and for each earlier launch that measured a speed. The file is written when training
+    starts and ends, and with each checkpoint. A disk error does not end the run.
 
-    If a price is known, the planned cost of the steps to come is printed at the start, and the cost of the time that this
-    launch has trained, with validation and saving, at the end.
+    If a price is known, rank 0 prints the planned cost of the remaining steps at the start, and at the end the cost of this
+    launch's training time, with validation and saving.
 
     Contract:
         on_train_start: predicts; rank 0 writes plan.json if the folder has a config.yaml, and prints the planned cost.
-        on_train_batch_end: writes the row, without a device synchronisation.
+        on_train_batch_end: logs the values above, without a device synchronisation.
         on_save_checkpoint, on_train_end: rank 0 writes plan.json; at the end it prints the cost.
         State: none.
 
     Args:
-        mfu: the planned MFU (`plan --mfu`). None: as `plan` assumes it.
-        tolerance: relative difference that causes a warning.
+        mfu: the planned MFU (`plan --mfu`). None: the MFU that `plan` assumes.
+        tolerance: relative difference between measurement and prediction above which the callback warns.
         price: USD per device-hour (`plan --price`). None: the range of the hardware table, which has none for a processor.
 
     Raises:
@@ -222,7 +225,7 @@ class PlanMonitor(Callback):
             rank_zero_warn(f"plan: {run_dir / PLAN} cannot be written: {error.strerror}.")
 
     def _measured(self, trainer: Trainer, launch: dict[str, Any]) -> dict[str, Any]:
-        """Return the measurements of this launch so far, by their names in plan.json."""
+        """Return {name in plan.json: value} of the measurements of this launch so far."""
         device, resident = trainer.strategy.root_device, trainer.callback_metrics.get("memory/peak_gb")
         figures: dict[str, Any] = {"rows": len(self.speeds), "trained_seconds": time.monotonic() - self._began}
         if device.type == "cuda":
@@ -241,7 +244,7 @@ class PlanMonitor(Callback):
         return figures
 
     def _compare(self, what: str, unit: str, predicted: float, measured: float, origin: str) -> None:
-        """Report how a measurement of `what` differs from the plan, once for each `what`; beyond `tolerance`, as a warning."""
+        """Print once for each `what` how `measured` differs from `predicted`; beyond `tolerance`, as a warning."""
         if what in self._reported:
             return
         self._reported.add(what)
@@ -254,17 +257,17 @@ class PlanMonitor(Callback):
 
 
 def _hardware(trainer: Trainer) -> Hardware:
-    """Return the device of this rank. If `--throughput.peak_tflops` is set, it replaces the peaks of the hardware table."""
+    """Return the device of this rank. The flag `--throughput.peak_tflops`, if set, replaces the peaks of the hardware table."""
     hardware = this_machine(measure=False, device=trainer.strategy.root_device)
     given = getattr(callback_of(trainer, Throughput), "peak_tflops", None)
     return hardware if given is None else replace(hardware, peak_tflops=dict.fromkeys(hardware.peak_tflops, given))
 
 
 def settings_of_trainer(trainer: Trainer, module: LightningModule) -> PlannedRun:
-    """Return the run that is about to start, as the planner sees it.
+    """Return the planner's description of the run that `trainer` is about to start.
 
     Raises:
-        UserError: if the planner does not support the module, the data or the strategy.
+        UserError: the planner does not support the module, the data, the strategy or the precision.
     """
     data = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(module, LanguageModel):

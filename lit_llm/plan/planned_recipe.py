@@ -1,4 +1,4 @@
-"""A recipe for the planner: checked like `fit`, for any devices, without a run folder and without its data."""
+"""Read a recipe for the planner: with the checks of `fit`, for any devices, without a run folder and without data files."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def build_to_plan(
     devices_per_node: int = 8,
     precision: Choice | None = None,
 ) -> RunObjects:
-    """Check a recipe for the planned devices, and build its objects on one CPU. Nothing is written.
+    """Check a recipe for the planned devices, and build the recipe's objects on one CPU. Nothing is written.
 
     Args:
         arguments: the arguments of `fit`.
-        devices: number of planned devices. None: as the recipe's trainer.devices and num_nodes say.
+        devices: number of planned devices. None: trainer.devices times trainer.num_nodes of the recipe.
         devices_per_node: devices in a node of the planned hardware.
-        precision: what trainer.precision auto means on the planned hardware. None: what it means on this machine.
+        precision: the precision that trainer.precision auto means on the planned hardware. None: as on this machine.
 
     Raises:
-        UserError: Everything that `fit` would refuse, one sentence a line. Data files may be missing.
+        UserError: `fit` would refuse the recipe for another reason than missing data files; one sentence a line.
     """
     spec = read_spec("fit", arguments)
     machine = OtherMachine(devices, devices_per_node, _start(spec), precision)
@@ -58,7 +58,7 @@ def build_to_plan(
 
 
 def planned_run(objects: RunObjects) -> tuple[PlannedRun, list[str]]:
-    """Return (the run, the assumptions about it, one sentence each) from the objects that `build_to_plan` returned.
+    """Return (the run, sentences about assumptions) for the objects that `build_to_plan` returned.
 
     Raises:
         UserError: The run cannot be planned: the data module has no batch sizes, or the precision is unknown.
@@ -111,8 +111,8 @@ def planned_run(objects: RunObjects) -> tuple[PlannedRun, list[str]]:
 
 
 def _last_step(run: PlannedRun, epochs: int | None, notes: list[str]) -> int:
-    """Return the step at which `fit` ends, by `max_steps` or by `epochs`, whichever is first. If the size of the data is
-    unknown, it is `max_steps`, and `notes` gets a sentence."""
+    """Return the step at which `fit` ends: `run.max_steps` or the last step of `epochs` epochs, whichever is first. If the size
+    of the data is unknown, return `run.max_steps` and append a sentence to `notes`."""
     steps = run.max_steps
     if steps == -1:
         return steps_of_epochs(run, epochs)
@@ -126,7 +126,7 @@ def _last_step(run: PlannedRun, epochs: int | None, notes: list[str]) -> int:
 
 
 def _rates(objects: RunObjects, run: PlannedRun, rate: Callable[[int, float], float]) -> Callable[[int], dict[str, float]]:
-    """Return a function from a step to its learning rates, by the names of the curves that `fit` logs. `rate`: from `_rate`."""
+    """Return a function from a step to {curve that `fit` logs, such as lr: learning rate}. `rate`: the result of `_rate`."""
 
     @cache
     def peaks() -> dict[str, float]:
@@ -139,7 +139,7 @@ def _rates(objects: RunObjects, run: PlannedRun, rate: Callable[[int, float], fl
 
 
 def _rate(objects: RunObjects, steps: int) -> Callable[[int, float], float]:
-    """Return the learning rate as a function of the step and the peak rate, in a run of `steps` steps."""
+    """Return a function (step, peak rate) -> learning rate, for a run of `steps` steps."""
     schedule: callbacks.Schedule | None = objects.parts.get("schedule")
     if schedule is None:
         return lambda step, peak: peak
@@ -154,7 +154,7 @@ def steps_of_epochs(run: PlannedRun, epochs: int | None) -> int:
     """Return the number of optimizer steps in `epochs` epochs.
 
     Raises:
-        UserError: the size of the data is unknown, or there is no limit of epochs (None or -1).
+        UserError: the size of the data is unknown, or `epochs` is None or -1 (no limit).
     """
     data = run.data
     if not data.train_tokens or epochs in (None, -1):
@@ -164,8 +164,8 @@ def steps_of_epochs(run: PlannedRun, epochs: int | None) -> int:
 
 
 def _start(spec: RunSpec) -> RunStart:
-    """Return the checkpoint and step from which the planned run starts, as `--resume` says. Without this flag, it is auto for a
-    run that `--run` or `--run_dir` names, and never, which means step 0, for others."""
+    """Return the checkpoint and step from which the planned run starts, as `--resume` says. Without this flag, a run that
+    `--run` or `--run_dir` names starts as with `--resume auto`, and any other run at step 0."""
     config, arguments = spec.config, spec.arguments
     named = arguments.asks_for("run_dir") is not None
     resume = config.resume if arguments.asks_for("resume") is not None else "auto" if named else "never"

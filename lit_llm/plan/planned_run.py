@@ -1,4 +1,4 @@
-"""What a plan reads of a run: its own objects and numbers, under the names that they have in the recipe."""
+"""The description of a run from which a plan is computed: settings with the names that they have in the recipe."""
 
 from __future__ import annotations
 
@@ -37,10 +37,14 @@ CHECKPOINTING = ("none", "cheap", "attention", "full")
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Size of the dataset in tokens. `origin`: how the size is known: "counted …", "estimated …", or "unknown" (sizes None).
+    """Record of the size of the dataset.
 
-    `phases`: for each phase of a mixture, its draws from the sources. `sequences`: number of sequences in one epoch of packed
-    documents; None: unknown, or not packed. `packing`: a sentence about the effect of packing on documents.
+    Attributes:
+        train_tokens, val_tokens: tokens of the training and the validation split. None: unknown.
+        origin: how the sizes are known: "counted …", "estimated …", or "unknown".
+        phases: for each phase of a mixture, how much the phase reads of each source. (): no mixture.
+        sequences: number of sequences in one epoch of packed documents. None: unknown, or documents are not packed.
+        packing: a sentence about the effect of packing on documents.
     """
 
     train_tokens: int | None = None
@@ -53,10 +57,10 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning-rate schedule.
+    """Record of the learning-rate schedule.
 
-    `kind`: its class name. `rate`: function from a step to its rate, if the peak rate is 1 (None: not known). `rates`: function
-    from a step to {curve: its rate}, with curves such as `lr` (None: not known).
+    `kind`: the schedule's class name. `rate`: function from a step to the learning rate if the peak rate is 1 (None: unknown).
+    `rates`: function from a step to {logged curve, such as lr: learning rate} (None: unknown).
     """
 
     kind: str = "Cosine"
@@ -72,16 +76,16 @@ def _plain_loss() -> LossConfig:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run, as far as memory, time and cost depend on it. Each field has the name and the unit that a recipe has for it.
+    """Record of a run's settings on which memory, time and cost depend. Fields have the names and units of the recipe's keys.
 
     Attributes:
         loss_head, uses_reference: the attributes with these names of the recipe's objective (`lit_llm.training.objective`).
-        validation_every_n_steps: optimizer steps between two validations. None: there are none.
-        checkpoint_every_n_steps: optimizer steps between two checkpoints. None: there are none.
+        validation_every_n_steps: optimizer steps between two validations. None: no validation.
+        checkpoint_every_n_steps: optimizer steps between two checkpoints. None: no checkpoints.
         ramp: the stages of a BatchRamp, (first step, sequences of a step) each; the last stage has `global_batch_size`.
             `tokens` follows the ramp; `accumulation` and `tokens_per_step` describe the final batch. (): a constant batch.
         block_size: tokens of a sequence. None: the model's block size.
-        ema: whether an average of the weights is kept (`lit_llm.callbacks.EMA`).
+        ema: whether the run keeps an exponential moving average of the weights (`lit_llm.callbacks.EMA`).
     """
 
     model: PlannedModel
@@ -118,12 +122,13 @@ class PlannedRun:
         max_steps: int,
         **others: Any,
     ) -> PlannedRun:
-        """Return the planner's view of a run whose objects are built.
+        """Return the `PlannedRun` of a run whose objects are built.
 
         Args:
-            parts: the run's objects by group of the recipe: at least data, loss and compute.
-            optimizer: the run's optimizer; its parameters do not matter.
-            others: values of further fields.
+            parts: {group of the recipe: object}, with at least the groups data, loss and compute.
+            optimizer: the run's optimizer; only its class and options are read.
+            precision: `Trainer.precision`.
+            others: values of further fields of `PlannedRun`.
 
         Raises:
             UserError: the planner does not know the precision.
@@ -156,18 +161,18 @@ class PlannedRun:
 
     @property
     def reference_pass(self) -> bool:
-        """Whether each micro-batch has one more forward pass, without gradients (`lit_llm.training.reference`)."""
+        """Whether each micro-batch has a second forward pass, of the reference model (`lit_llm.training.reference`)."""
         return self.uses_reference and self.lora is not None
 
     @property
     def gpt(self) -> GPTConfig:
-        """The model, for code that only a GPT reaches: `problems` refuses the settings of such code for other models."""
+        """`model` as a `GPTConfig`. For other models, `problems` refuses the settings whose code reads this property."""
         assert isinstance(self.model, GPTConfig)
         return self.model
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """(bytes of a stored weight, 4 for fp32 masters; bytes of an operand of a matrix product, fewer under autocast)."""
+        """(bytes of an element of a stored weight, bytes of an element in a matrix product): (4, 2) under bf16 autocast."""
         return BYTES[self.precision]
 
     @property
@@ -176,9 +181,9 @@ class PlannedRun:
 
     @property
     def weights(self) -> Weights:
-        """The weights of all stages of a pipeline, as tensor and expert parallelism split them for a rank.
+        """The weights of all pipeline stages, with the shapes that tensor and expert parallelism leave to a rank.
 
-        `Weight.share` of experts is that of the rank that has most of them, if ranks cannot share them equally.
+        If ranks cannot share the experts equally, `Weight.share` of experts is the share of the rank with most experts.
         """
         weights = weights_of(self.model, self.lora, self.layout.tensor_parallel, self.layout.expert)
         ranks = self.layout.divisor("parameters")
@@ -191,32 +196,33 @@ class PlannedRun:
         return tuple(replace(w, share=share(w)) if w.experts and self.layout.strategy != "single" else w for w in weights)
 
     def pipeline_stages(self, rank: int) -> tuple[StageShare, ...]:
-        """The stages of a pipeline rank; without a pipeline, one stage that has all layers."""
+        """Return the stages of pipeline rank `rank`; without a pipeline, one stage that has all layers."""
         return shares(self.layout.pipeline, self.gpt.n_layer, rank, self.gpt.predict_ahead)
 
     def weights_of_rank(self, rank: int, *, whole: bool = False) -> Weights:
-        """The weights of a pipeline rank's stages, as tensor and expert parallelism split them, or with `whole`, not split."""
+        """Return the weights in the stages of pipeline rank `rank`: a tensor- and expert-parallel rank's part of each weight,
+        or with `whole` the unsplit weights."""
         weights = weights_of(self.model, self.lora) if whole else self.weights
         return weights if self.layout.pipeline.ranks == 1 else weights_of_stages(weights, self.pipeline_stages(rank))
 
     def holders(self, ranks: int) -> int:
-        """Return how many ranks share the same experts by FSDP2, if `ranks` ranks share the other weights."""
+        """Return among how many ranks FSDP2 shards each expert, if FSDP2 shards the other weights among `ranks` ranks."""
         return ranks * self.layout.tensor_parallel // self.layout.expert
 
     @property
     def experts_apart(self) -> bool:
-        """Whether FSDP2 shards experts over other ranks than the other weights (a device mesh of their own)."""
+        """Whether FSDP2 shards experts on another device mesh than the other weights."""
         has_experts = isinstance(self.model, GPTConfig) and self.model.moe is not None
         return has_experts and (self.layout.expert > 1 or self.layout.tensor_parallel > 1)
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a sequence."""
+        """Number of tokens of a sequence."""
         return self.block_size or self.model.block_size
 
     @property
     def local_length(self) -> int:
-        """Tokens of a sequence on a rank, padded as in `GPT.view`: one chunk, or two chunks if context ranks gather keys."""
+        """Tokens of a sequence on a rank, padded as in `GPT.view` to one chunk, or to two if context ranks gather keys."""
         layout = self.layout
         chunks = 2 if layout.context > 1 and layout.context_attention == "gather" else 1
         multiple = chunks * layout.context * layout.tensor_parallel
@@ -232,13 +238,13 @@ class PlannedRun:
         return self.global_batch_size // (self.sequences * self.layout.data_parallel)
 
     def sequences_of(self, batch: int) -> int:
-        """Sequences of a micro-batch on one rank in a step of `batch` sequences; 0 if the ranks cannot share the step."""
+        """Return the sequences of a rank's micro-batch in a step of `batch` sequences; 0 if the ranks cannot share the step."""
         return micro_batch(batch, self.micro_batch_size, self.layout.data_parallel, self.layout.pipeline)
 
     @property
     def micro_batches(self) -> dict[int, int]:
-        """{size of a micro-batch in sequences: the most micro-batches of this size in a step}. The stages of a ramp may have
-        several sizes; size 0: the ranks cannot share the step of a stage."""
+        """{sequences of a micro-batch: the most micro-batches of this size in a step}. The stages of a batch ramp may have
+        different sizes. Size 0: the ranks cannot share the step of a stage."""
         most: dict[int, int] = {}
         for _, batch in self.stages:
             size = self.sequences_of(batch)
@@ -256,31 +262,31 @@ class PlannedRun:
 
     @property
     def stages(self) -> Stages:
-        """The stages of the ramp; a constant batch has one stage."""
+        """The stages of the batch ramp, (first step, sequences of a step) each; a constant batch has one stage."""
         return self.ramp or ((0, self.global_batch_size),)
 
     def dense_peak(self, hardware: Hardware) -> float | None:
-        """The dense peak of the run's matrix products in TFLOP/s, or None if it is unknown."""
+        """Return the dense peak of `hardware` in TFLOP/s for the run's matrix products, or None if the peak is unknown."""
         return hardware.peak_for(self.precision, self.compute.matmul_precision)
 
     def offloads(self, *, cuda: bool) -> bool:
-        """Whether `cpu_offload` keeps weights, gradients and optimizer state in host memory. It has no effect without a GPU."""
+        """Whether `cpu_offload` keeps weights, gradients and optimizer state in host memory. Always False without a GPU."""
         return cuda and self.layout.cpu_offload
 
     def changed(self, group: Literal["compute", "loss", "layout"], **values: Any) -> PlannedRun:
-        """Return this run with other values in one of its groups of settings."""
+        """Return a copy of this run with the fields `values` changed in its settings group `group`."""
         return replace(self, **{group: replace(getattr(self, group), **values)})
 
     def tokens_before(self, step: int) -> int:
-        """Tokens in the first `step` steps."""
+        """Return the number of tokens in the first `step` steps."""
         return sequences_before(self.stages, step) * self.sequence_length
 
     def problems(self) -> list[str]:
-        """Return one sentence, as `fit` says it, for each reason why the ranks cannot share the model or the batch, or why a
-        custom model cannot have a setting.
+        """Return sentences: why `fit` would refuse the run, because the ranks cannot share the model or the batch, or
+        a custom model cannot have a setting.
 
         Raises:
-            UserError: a custom model cannot be built.
+            UserError: the custom model cannot be built.
         """
         layout, pipeline, length = self.layout, self.layout.pipeline, self.sequence_length
         gpt, own = (None, self.model) if isinstance(self.model, OwnModel) else (self.model, None)
@@ -310,7 +316,7 @@ class PlannedRun:
 
 
 def canonical_precision(value: Any) -> str:
-    """A Trainer precision with Lightning's short forms spelled out.
+    """Return a Trainer precision in Lightning's long form: "bf16-mixed" for "bf16".
 
     Raises:
         UserError: the bytes per element are unknown for this precision.

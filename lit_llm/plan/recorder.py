@@ -1,8 +1,8 @@
-"""Records what operations allocate and free, on tensors that have sizes and no data.
+"""Record the bytes that operations allocate and free, on tensors that have sizes and no data.
 
-A `Sized` tensor says that it is on the CPU, so that autograd, autocast and the choice of kernels are those of the CPU. Each
-operation runs on the meta device, which computes shapes only. Storages are watched by weak references: a storage is freed when
-neither a variable of the program nor autograd holds it.
+The device of a `Sized` tensor is the CPU, so that autograd, autocast and the choice of kernels work as on a CPU. Each operation
+runs on the meta device, which computes shapes only. Weak references report when a storage is freed: when neither a variable of
+the program nor autograd refers to the storage.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ aten = torch.ops.aten
 
 
 def _lstm_workspace(args: list[Any]) -> Tensor:
-    """Return a tensor as large as what oneDNN's LSTM layer keeps for its backward pass, which torch's own rule leaves out.
+    """Return a tensor as large as the buffer that oneDNN's LSTM layer saves for backward. torch's meta kernel has no buffer.
 
-    It has the gates twice, the states of layer and iteration, the cells and the biases, in padded rows and whole pages, as
-    torch 2.13 allocates them on x86.
+    The buffer has the gates twice, the states of layer and iteration, the cells and the biases, in padded rows and whole pages,
+    as torch 2.13 allocates them on x86.
     """
     x, width, train = args[0], args[10], args[15]
     size, steps, batch = x.element_size(), x.size(0), x.size(1)
@@ -55,14 +55,14 @@ def _lstm_workspace(args: list[Any]) -> Tensor:
 
 
 def _lstm_work(x: Tensor, weights: list[Tensor]) -> int:
-    """Temporary bytes of oneDNN's LSTM layer: packed weights, and the gates once."""
+    """Return the temporary bytes of oneDNN's LSTM layer with input `x`: packed weights, and the gates once."""
     gates, size = weights[0].size(0), x.element_size()
     return size * (sum(w.size(1) for w in weights) * _padded(gates, size) + x.size(0) * x.size(1) * gates + gates)
 
 
 def _padded(n: int, size: int) -> int:
-    """Return the elements of a padded row of oneDNN, for n elements of `size` bytes: whole cache lines, and one line more where
-    rows would share the same cache sets."""
+    """Return the number of elements to which oneDNN pads a row of n elements of `size` bytes: whole cache lines, and one more
+    line where rows would share the same cache sets."""
     n = -(-n * size // 64) * 64 // size
     return n + 64 // size if n % 256 == 0 else n
 
@@ -78,7 +78,7 @@ _ELEMENTWISE = {aten.add, aten.add_, aten.sub, aten.mul, aten.mul_, aten.div}
 
 
 class Sized(Tensor):
-    """A tensor without data: `meta` has its sizes. `value` has its values, if they are known."""
+    """Tensor without data. `meta`: a meta tensor with the same sizes. `value`: a tensor with the values, None if unknown."""
 
     meta: Tensor
     value: Tensor | None = None
@@ -105,40 +105,41 @@ class Sized(Tensor):
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The value with `change` applied to each tensor in it, also within lists and tuples."""
+    """Return a copy of `value` (a tensor, or nested lists and tuples) with `change` applied to each tensor."""
     if isinstance(value, Tensor):
         return change(value)
     return type(value)(mapped(each, change) for each in value) if isinstance(value, (list, tuple)) else value
 
 
 def sized(*shape: int, dtype: torch.dtype, requires_grad: bool = False) -> Sized:
-    """A tensor without data, made outside of a Recorder."""
+    """Return a tensor without data of the given shape. No Recorder counts its allocation."""
     return Sized(torch.empty(shape, dtype=dtype, device="meta"), requires_grad)
 
 
 class Undetermined(Exception):
-    """A module cannot be traced, because it depends on more than sizes. The message is the part of a sentence after because."""
+    """Raised if a module cannot be traced. The message completes "cannot be traced, because"."""
 
 
 MOST_ELEMENTS = 2**18
-"""The most elements of a tensor whose values are kept."""
+"""The most elements of a tensor whose values a Recorder keeps."""
 
 
 class Recorder(DispatchMode):
-    """While it is active, allocations, releases, FLOPs and collectives become events (`segments.Event`) of the current segment.
+    """Context manager that records allocations, releases, FLOPs and collectives as events (`segments.Event`).
 
     Attributes:
-        segments: a list of events for each part of the program; `begin` starts the next one, and may set `kind`.
+        segments: a list of events for each segment of the program. `begin` starts the next segment, and may set `kind`.
         kind: kind of the events of storages that are allocated from now on.
-        weights: ids of the storages of weights. The result of casting a weight gets events of the kind WEIGHT_COPIES.
-        operators: names of the operators that have run. Filled only with `most`.
+        weights: ids of the storages of weights. Casts of these weights get events of the kind WEIGHT_COPIES.
+        operators: names of the operators that have run. Empty if `most` is None.
 
     Args:
-        cuda: whether temporary memory inside of kernels is that of a GPU's kernels.
-        most: number of operations that a user's module may take. None: lit_llm's own code, where values never matter.
+        cuda: whether to count the temporary memory inside of a GPU's kernels instead of a CPU's kernels.
+        most: number of operations that a user's module may take. None: the code is lit_llm's own, whose sizes never depend on
+            values of tensors.
 
     Raises:
-        Undetermined: with `most`, an operation depends on values, has no rule for sizes, or is one too many.
+        Undetermined: `most` is set, and an operation depends on values, has no rule for sizes, or exceeds `most`.
     """
 
     def __init__(self, *, cuda: bool, most: int | None = None) -> None:
@@ -159,20 +160,20 @@ class Recorder(DispatchMode):
         self.kind = self.kind if kind is None else kind
 
     def copied(self) -> list[list[Event]]:
-        """Return a copy of the segments, to which later events are not added."""
+        """Return a copy of `segments`. Later events are not added to the copy."""
         return [[*segment] for segment in self.segments]
 
     def add(self, kind: int, amount: int) -> None:
         self.segments[-1].append((kind, amount))
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
-        """Record neither the allocation nor the release of these tensors."""
+        """Keep the storages of `tensors` alive, and record neither their allocation nor their release from now on."""
         for tensor in tensors:
             storage = tensor.meta.untyped_storage()  # type: ignore[attr-defined]
             self._watched[id(storage)] = storage
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, kind: int | None) -> Tensor:
-        """Make a tensor whose allocation another trace counts. Its release becomes an event of `kind`; None: no event."""
+        """Return a new tensor whose allocation another trace counts. Its release is recorded as `kind`; None: not recorded."""
         before, self._counts = self._counts, False
         tensor: Sized = torch.empty(shape, dtype=dtype, device="cpu")  # type: ignore[assignment]
         self._counts = before
@@ -181,7 +182,7 @@ class Recorder(DispatchMode):
         return tensor
 
     def hand_over(self, tensor: Tensor) -> None:
-        """Do not record the release of this tensor, because another trace counts it."""
+        """From now on, do not record the release of `tensor`, because another trace records it."""
         self._watch(tensor.meta.untyped_storage(), None)  # type: ignore[attr-defined]
 
     def _watch(self, storage: Any, kind: int | None) -> None:
@@ -258,13 +259,13 @@ class Recorder(DispatchMode):
         return wrapped
 
     def _known(self, tensor: Tensor) -> Tensor | None:
-        """Return a tensor's values if they depend on no data, as those of positions and masks; None if they are unknown."""
+        """Return a tensor's values if they are known, because they depend on no data (positions and masks); else None."""
         value = tensor.value if isinstance(tensor, Sized) else tensor
         return None if value is None or value.untyped_storage().data_ptr() in self._overwritten else value
 
     def _run_again(self, operator: Any, args: Sequence[Any], options: dict[str, Any], results: Any) -> Any:
-        """Return the operator's results, computed from known values. If a value is unknown or a tensor is large, return None,
-        and note that the values of the tensors that the operator overwrites are unknown from now on."""
+        """Return the operator's results, computed from known values. If a value is unknown or a tensor has more than
+        MOST_ELEMENTS elements, return None, and mark the values of tensors that the operator overwrites as unknown."""
         inputs = [*tensors_in((args, options))]
         is_known = not draws_random_numbers(operator) and all(self._known(tensor) is not None for tensor in inputs)
         again = None
@@ -289,12 +290,12 @@ class Recorder(DispatchMode):
 
 @dataclass(frozen=True)
 class _Result:
-    """The effect of an operator on inputs of given sizes, kept so that the operator need not run on the meta device again.
+    """Record of the result of an operator on inputs of given sizes, kept so that the operator need not run again.
 
     Attributes:
-        tensors: size, strides and type of each result, if all results are new tensors.
-        is_list: the operator returns a tuple or list.
-        flops: FLOPs by torch's formulas and those in `own_flops.FLOPS`.
+        tensors: (size, strides, dtype) of each result. Empty if a result is not a new tensor, such as a view.
+        is_list: whether the operator returns a tuple or list.
+        flops: FLOPs by torch's formulas and the formulas in `own_flops.FLOPS`.
         work: temporary bytes inside of the kernel, which the trace cannot see (`_work_bytes`).
     """
 
@@ -329,7 +330,7 @@ _RESULTS: dict[Any, _Result] = {}
 
 
 def _work_bytes(packet: Any, args: list[Any], inputs: list[Tensor], result: Any, *, cuda: bool) -> int:
-    """Return the temporary bytes inside of an operator's kernel, by rules from torch 2.13's source and its allocator's log."""
+    """Return the temporary bytes inside of the kernel of operator `packet`, by torch 2.13's source and its allocator's log."""
     if packet is LOG_SOFTMAX and not inputs[0].is_contiguous():
         return inputs[0].numel() * inputs[0].element_size()
     # A GPU computes attention in blocks only if weights are dropped. Without dropout, the operator stands for FlexAttention.
@@ -348,7 +349,7 @@ def _work_bytes(packet: Any, args: list[Any], inputs: list[Tensor], result: Any,
 
 
 def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
-    """Return the temporary bytes of an operator whose kernel is the Python function `body`: traced with inputs like `args`."""
+    """Return the temporary bytes of an operator whose kernel is the Python function `body`, traced with inputs like `args`."""
     inner = Recorder(cuda=False)
     inputs = [_like(a) if isinstance(a, Tensor) else a for a in args]
     inner.exclude(a for a in inputs if isinstance(a, Sized))
@@ -360,14 +361,15 @@ def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
 
 
 def _like(meta: Tensor) -> Tensor:
-    """A tensor of the sizes of `meta`. Document numbers become zeros, because one document takes the most memory."""
+    """Return a tensor of the shape of `meta` without data. Document numbers (2-D integers) become zeros: one document, the case
+    that takes the most memory."""
     if meta.ndim == 2 and not meta.is_floating_point():
         return torch.zeros(meta.shape, dtype=meta.dtype)
     return Sized(torch.empty_like(meta))
 
 
 def _spec(value: Any) -> Any:
-    """A value as a part of a cache key: a tensor is replaced by its shape, strides and dtype."""
+    """Return a hashable stand-in for an operator's argument: (shape, strides, dtype) of a tensor, (type, value) otherwise."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""A micro-batch as segments: the events that a trace records in each, the sums of these events, and their replay in order."""
+"""A micro-batch as segments (such as a block's forward pass): events of a segment, their sums, and the segments in order."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from lit_llm.plan.weights import Weights, gathered_bytes, gathered_groups, is_ti
 
 KINDS = ("activations", "loss head", "gradients", "weight copies", "communication buffers")
 ACTIVATIONS, LOSS_HEAD, GRADIENTS, WEIGHT_COPIES, BUFFERS, MATMUL, ATTENTION, WRITTEN, KERNELS = range(9)
-"""Kinds of events: first live bytes of each of `KINDS`, then counts. GRADIENTS are the gradients that a parameter receives. No
-trace has BUFFERS. MATMUL and ATTENTION are FLOPs. WRITTEN and KERNELS are the bytes and the number of allocations."""
+"""Kinds of events: first live bytes of each of `KINDS`, then counts. GRADIENTS are bytes of parameters' gradients. MATMUL and
+ATTENTION are FLOPs. WRITTEN and KERNELS are bytes and number of allocations. Traces have no BUFFERS, WRITTEN and KERNELS."""
 TRAFFIC = tuple(
     (group, kind) for group in ("tensor", "context", "expert") for kind in ("all_gather", "all_reduce", "all_to_all")
 )
-"""For each pair of a group of ranks and a collective there are two more kinds of events, numbered from KERNELS + 1 on: bytes of
-the whole tensor, and calls."""
+"""Pairs (group of ranks, collective). Each pair has two more kinds of events, numbered from KERNELS + 1 on: bytes of the whole
+tensor, and number of calls."""
 N_COUNTS = 4 + 2 * len(TRAFFIC)
 
 Event = tuple[int, int]
-"""(kind, amount). Allocations are positive, releases negative."""
+"""(kind, amount): amounts are bytes, positive for allocations and negative for releases, or counts."""
 Segment = list[Event]
 
 
 def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) -> list[Segment] | None:
-    """Return `first` + `times` · (`second` - `first`) for the amount of each event; None if the kinds of the events differ."""
+    """Return `first` + `times` · (`second` - `first`) for the amount of each event; None if the traces' events do not match."""
     if [[kind for kind, _ in segment] for segment in first] != [[kind for kind, _ in segment] for segment in second]:
         return None
     return [
@@ -40,8 +40,8 @@ def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) 
 
 @dataclass(frozen=True)
 class Change:
-    """The sums of a segment's events. `end` and `peak`: live bytes of each of KINDS at the segment's end and at its peak,
-    relative to its start. `counts`: sums of all other kinds."""
+    """Record of the sums of a segment's events. `end`, `peak`: live bytes of each of KINDS at its end and at its peak, less
+    the live bytes at its start. `counts`: sums of the events of all other kinds, from MATMUL on."""
 
     end: tuple[int, ...]
     peak: tuple[int, ...]
@@ -49,11 +49,11 @@ class Change:
 
     @classmethod
     def of(cls, segment: Segment, split_gradient: Callable[[int], tuple[int, int]], *, narrow_weights: bool = False) -> Change:
-        """Add up the events of a segment.
+        """Return the sums of the events of a segment.
 
         Args:
-            split_gradient: splits a gradient's bytes into those that stay and those that are freed after its reduction.
-            narrow_weights: leave out the copies of weights that the trace has (`Step.narrow_weights`).
+            split_gradient: function from a gradient's bytes to (bytes that stay, bytes that are freed after the reduction).
+            narrow_weights: leave out the events of copies of weights (`Step.narrow_weights`).
         """
         live, total, most, counts = [0] * len(KINDS), 0, 0, [0] * N_COUNTS
         peak = tuple(live)
@@ -78,21 +78,21 @@ class Change:
 
 
 def combined(*terms: tuple[float, Change]) -> Change:
-    """Return the sum of changes, each multiplied by its factor."""
+    """Return the sum of factor · change over the pairs (factor, change)."""
     rows = [[factor * number for number in (*c.end, *c.peak, *c.counts)] for factor, c in terms]
     n, sums = len(KINDS), [round(sum(column)) for column in zip(*rows, strict=True)]
     return Change(tuple(sums[:n]), tuple(sums[n : 2 * n]), tuple(sums[2 * n :]))
 
 
 class Bytes(NamedTuple):
-    """Bytes that FSDP2 holds beside the traced ones: `own` on the computing stream, `sent` on those that gather and reduce."""
+    """Record of FSDP2's bytes of weights and buffers: `own` on the computing stream, `sent` on communication streams."""
 
     own: int
     sent: int = 0
 
 
 class Operation(NamedTuple):
-    """Forward or backward of a block, the embedding, the last norm or the loss, with the live bytes by kind at its peak."""
+    """Record of a forward or backward of a block, embedding, last norm or loss. `live`: {kind: bytes at its peak}."""
 
     phase: str
     live: dict[str, int]
@@ -101,20 +101,19 @@ class Operation(NamedTuple):
 
 @dataclass
 class MicroBatch:
-    """Forward and backward of one micro-batch, without weights and optimizer state. `play` adds changes one after the other.
-
-    Gradients that exist before are included: those of earlier micro-batches, or those of the previous step, which Lightning
-    frees only after the forward pass.
+    """Collector of memory and FLOPs of a micro-batch's forward and backward, without weights and optimizer state. `play`
+    adds the changes of one segment after the other. Gradients from before the micro-batch are included: gradients of earlier
+    micro-batches, or of the previous step, which Lightning frees only after the forward pass.
 
     Attributes:
-        peaks: live bytes by kind at the peak of each phase: "forward"; "loss head", forward and backward, with the
-            backward of the last norm; "backward".
-        on_other_streams: bytes of each phase's peak that a GPU allocates on streams that gather and reduce.
-        live: bytes of each of KINDS after the changes that were played so far.
+        peaks: {phase: {kind: live bytes at the phase's peak}} for the phases "forward", "backward" and "loss head" (forward
+            and backward of the loss, and backward of the last norm).
+        on_other_streams: {phase: bytes of the peak that a GPU allocates on the streams that gather and reduce}.
+        live: live bytes of each of KINDS after the changes that `play` has added.
         counts: FLOPs of matrix products and of attention that kernels execute, as torch's FlopCounterMode counts them; bytes
-            that operations allocate, which is the write traffic to memory; the number of kernels that allocate; TRAFFIC.
-        timeline: an entry for each change that was played.
-        notes: facts that are unknown or assumed, one sentence each.
+            that operations allocate (the write traffic); number of kernels that allocate; bytes and calls of each TRAFFIC.
+        timeline: an entry for each change that `play` has added.
+        notes: sentences about what is unknown or assumed.
         is_known: False if a user's module cannot be traced, so that only gradients are counted.
     """
 
@@ -131,13 +130,13 @@ class MicroBatch:
         return sum(self.counts[:2])
 
     def play(self, phase: str, change: Change, gathered: Bytes) -> None:
-        """Add a change to this micro-batch while FSDP2 holds the bytes `gathered`."""
+        """Add a segment's change to this micro-batch. `gathered`: bytes of FSDP2's buffers during the segment."""
         self.compare(phase, added(self.live, change.peak), gathered, sum(change.counts[:2]))
         self.live = added(self.live, change.end)
         self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], gathered: Bytes, flops: int = 0) -> None:
-        """Add a moment with the bytes `live` and `gathered` to the timeline. If it exceeds the phase's peak, it is the peak."""
+        """Add an operation with the bytes `live` and `gathered` to the timeline, and to the phase's peak if that is lower."""
         by_kind = dict(zip(KINDS, live, strict=True))
         by_kind[KINDS[BUFFERS]] += sum(gathered)
         self.timeline.append(Operation(phase, by_kind, flops))
@@ -146,7 +145,7 @@ class MicroBatch:
 
 
 def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
-    """The elementwise sum of two lists of numbers by kind; with `sign` -1 their difference."""
+    """Return the elementwise sum of two lists of numbers; with `sign` -1, the elementwise difference."""
     return [a + sign * b for a, b in zip(one, other, strict=True)]
 
 
@@ -155,14 +154,14 @@ def added(one: Sequence[int], other: Sequence[int], sign: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Step:
-    """A micro-batch of one rank, with all that determines its memory and its work.
+    """Record of a micro-batch of one rank, with all settings that determine its memory and FLOPs.
 
     Attributes:
         sequences: number of sequences in the micro-batch.
         micro_batches: number of micro-batches in an optimizer step.
         rank: the rank in the pipeline.
-        cuda: whether the kernels are those of a GPU, not of a CPU.
-        gradients_exist: whether an earlier micro-batch left gradients, into which this one is accumulated.
+        cuda: whether the micro-batch runs on a GPU, not on a CPU.
+        gradients_exist: whether gradients of an earlier micro-batch of the same step exist, to which this micro-batch adds.
     """
 
     settings: PlannedRun
@@ -173,8 +172,8 @@ class Step:
     gradients_exist: bool = False
 
     def traced(self, sequences: int) -> Step:
-        """Return a step of `sequences` with only the settings that a trace depends on, so that runs which differ in other
-        settings share a trace."""
+        """Return a step with `sequences` sequences and only the settings on which a trace depends, so that runs which differ
+        in other settings share a trace."""
         run, layout = self.settings, self.settings.layout
         names = ("tensor_parallel", "expert", "context", "context_attention")
         local = Layout(**{name: getattr(layout, name) for name in names})
@@ -184,7 +183,7 @@ class Step:
 
     @property
     def pipeline(self) -> PipelineLayout | None:
-        """The layout of the pipeline. None: the whole model is on this rank."""
+        """The layout of the pipeline. None: there is no pipeline."""
         layout = self.settings.layout.pipeline
         return layout if layout.ranks > 1 else None
 
@@ -194,28 +193,28 @@ class Step:
         return self.settings.offloads(cuda=self.cuda)
 
     def own_part(self, gradients: int) -> int:
-        """Return the bytes of gradients that stay on this device after their reduction. `gradients`: their bytes before it."""
+        """Return the bytes of gradients that stay on this device after the reduction of `gradients` bytes of gradients."""
         return 0 if self.offloads else gradients // self.settings.layout.divisor("gradients")
 
     @property
     def fsdp(self) -> bool:
-        """Whether FSDP2 holds weights or gradients."""
+        """Whether FSDP2 shards weights or gradients."""
         return self.settings.layout.fsdp2 or self.settings.experts_apart
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether FSDP2 holds whole gradients of earlier micro-batches, to reduce them after the last micro-batch."""
+        """Whether FSDP2 stores whole gradients of earlier micro-batches, and reduces them after the last micro-batch."""
         return self.gradients_exist and self.fsdp and self.settings.layout.kept.gradients
 
     def gradients(self, weights: Weights) -> tuple[int, int]:
-        """Return (kind, bytes) of the gradients of `weights` that an earlier micro-batch or step has left on this device."""
+        """Return (kind of event, bytes) of the gradients of `weights` from an earlier micro-batch or step on this device."""
         if self.keeps_gradients:
             return BUFFERS, reduced_bytes(weights)
         return GRADIENTS, self.own_part(stored_bytes(weights, self.settings.weight_bytes, trainable=True))
 
     @property
     def ids_bytes(self) -> int:
-        """Bytes of ids and targets of a micro-batch."""
+        """Bytes of the int64 token ids and targets of a micro-batch."""
         return 2 * self.sequences * self.settings.sequence_length * 8
 
     @property
@@ -226,28 +225,28 @@ class Step:
 
 
 class GatheredWeights:
-    """Bytes that FSDP2 holds for a stage in each part of a micro-batch; 0 without FSDP2.
+    """Calculator of the bytes that FSDP2's gathered weights and buffers take in each part of a stage; 0 without FSDP2.
 
     FSDP2, as `lit_llm.distributed.fsdp` sets it up, follows torch 2.13's `_fsdp_param_group.py`:
 
     - A gather fills a buffer, from which the whole weights are copied. In the forward pass the buffer lives until the next
-      copy; after the last block, it lives through the loss. In the backward pass it is freed after the copy.
-    - The root (norm and head, or a tied embedding) stays whole from its first use to the end of the backward pass, and so do
-      its gradients. The embedding is not gathered again for the backward pass.
+      gather's copy; after the last block, it lives through the loss. In the backward pass it is freed after the copy.
+    - The root (norm and head, or a tied embedding) and its gradients stay whole from their first use to the end of the backward
+      pass. The embedding is not gathered again for the backward pass.
     - After the backward pass of a block, its gradients are copied into a buffer, which lives until the next block's copy.
 
-    Parts of the stage are -1 for the embedding, 0 to L - 1 for its blocks, and L for norm, head and loss.
+    The parts of a stage of L blocks are numbered: -1 is the embedding, 0 to L - 1 the blocks, L norm, head and loss.
 
     Attributes:
         blocks: number of blocks of the stage.
         gradients: bytes of the largest block's gradients.
-        shared_gradients: bytes that, divided by the ranks, give those of these gradients that a rank keeps: more than
-            `gradients` if fewer ranks share the experts.
+        shared_gradients: the bytes of the largest block's gradients that a rank keeps after the reduction, times the number of
+            ranks that shard weights. More than `gradients` if fewer ranks share the experts.
         root_gradients: bytes of the gradients of norm and head.
-        sent: bytes of the fp32 buffer from which a block's gradients are reduced. 0: this micro-batch reduces none.
-        already: whether an earlier micro-batch gathered the weights and kept them.
-        frees: whether whole weights are freed after use. The last micro-batch also frees kept weights, and reduces kept
-            gradients.
+        sent: bytes of the fp32 buffer from which a block's gradients are reduced. 0: this micro-batch reduces no gradients.
+        keeps: whether weights stay gathered from their first use to the last micro-batch of the step.
+        already: whether an earlier micro-batch has gathered weights that stay gathered.
+        frees: whether this micro-batch frees gathered weights: always without `keeps`, else the last micro-batch only.
 
     Args:
         weights: parameters of the stage.
@@ -294,12 +293,12 @@ class GatheredWeights:
         return Bytes(self._root + self._block, min(self.prefetch, part) * self._block_buffer + sent)
 
     def reduction(self, block: int) -> Bytes:
-        """Return the bytes after the backward pass of a block, while the block's gradients are copied into the buffer that is
-        reduced, and the weights of the next block are gathered already."""
+        """Return FSDP2's bytes after the backward pass of block `block`, while the block's gradients are copied into the buffer
+        for the reduction, and the weights of the next block are already gathered."""
         own, sent = self.backward(block)
         return Bytes(own - (self._block if self.frees else 0), sent + (0 if block < self.blocks - 1 else self.sent))
 
     def _kept(self, blocks: int) -> int:
-        """Return the bytes of the whole weights of the root, the embedding and `blocks` blocks. -1: of the root only."""
+        """Return the bytes of the gathered weights of the root, the embedding and `blocks` blocks. -1: of the root only."""
         inside = min(max(blocks, 0), self.blocks) * self._inside // self.blocks
         return self._root + (self._embedding if blocks >= 0 else 0) + inside

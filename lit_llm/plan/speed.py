@@ -1,12 +1,12 @@
-"""Seconds of an optimizer step: of computation, communication, the optimizer in host memory, and the pipeline's bubble.
+"""Seconds of an optimizer step: computation, communication, the optimizer in host memory, and the bubble of a pipeline.
 
-Computation on a GPU takes t. Its constants narrow, matmul, attention and passes are fitted to `benchmarks/published.yaml`
-(`Constants`; `python benchmarks/published_speed.py --fit`). The width of a matrix is its shorter side:
+Computation on a GPU takes t seconds. The constants narrow, matmul, attention and passes (`Constants`) are fitted to
+`benchmarks/published.yaml` (`python benchmarks/published_speed.py --fit`). The width of a matrix is its shorter side:
 
     t = matrix FLOPs · (1 + narrow / width) / (peak · matmul) + causal attention FLOPs / (peak · attention)
         + bytes written · passes / memory bandwidth + the optimizer's bytes / memory bandwidth
 
-On other devices, the time follows from useful FLOPs and an MFU.
+On other devices, the seconds are useful FLOPs / (peak · MFU).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from lit_llm.plan.planned_run import PlannedRun
 from lit_llm.plan.weights import OwnModel, Weights, is_tied, stored_bytes, weights_of
 
 UNFITTED_MFU = 0.4
-"""Assumed MFU of devices for which the formula has no constants or figures: CPUs, and GPUs of unknown memory bandwidth."""
+"""Assumed MFU of devices to which the fitted formula does not apply: CPUs, and GPUs of unknown memory bandwidth."""
 LAUNCH_SECONDS = 5e-6
-"""Time in which a CPU starts a kernel. An assumption."""
+"""Assumed seconds that a CPU takes to launch a GPU kernel."""
 SAVE_GBPS = 0.65
 """Speed at which a machine writes a checkpoint, GB/s: 1.2 GB in 1.83 s on one H200 (docs/evidence/measurements.md)."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank in an optimizer step; with a pipeline, the mean over its ranks.
+    """Record of the work of one rank in an optimizer step; with a pipeline, the mean over its ranks.
 
     Attributes:
         body, head: FLOPs of matrix products of the blocks and of the head.
-        narrowness, head_narrowness: the means of 1 / width over the elements of the blocks' and of the head's matrices.
-        attention: FLOPs of attention that a causal mask leaves.
+        narrowness, head_narrowness: means of 1 / (shorter side of the matrix) over the elements of blocks' and head's matrices.
+        attention: FLOPs of attention that a causal mask does not mask out.
         written: bytes that operations of eager PyTorch write.
-        optimizer: bytes of weights, gradients and state that clipping and the update read and write.
-        muon: FLOPs of Muon's products.
-        kernels: number of kernels that are started. Compiled blocks are assumed to start a third as many as eager ones.
+        optimizer: bytes of weights, gradients and state that gradient clipping and the update read and write.
+        muon: FLOPs of Muon's Newton-Schulz iterations.
+        kernels: number of kernel launches. Compiled blocks are assumed to launch a third as many kernels as eager blocks.
     """
 
     body: float
@@ -61,7 +61,7 @@ class Work:
 
 
 def work_of(settings: PlannedRun, *, cuda: bool) -> Work:
-    """Return the work of a rank, from the trace of a micro-batch and the sizes of the weights."""
+    """Return the work of a rank in an optimizer step, from the trace of a micro-batch and the sizes of the weights."""
     layout, model = settings.layout, settings.model
     batch = one_micro_batch(settings, cuda=cuda)
     micro_batches = settings.accumulation / layout.pipeline.ranks
@@ -92,9 +92,9 @@ def work_of(settings: PlannedRun, *, cuda: bool) -> Work:
 
 
 def update_bytes(settings: PlannedRun) -> float:
-    """Bytes that clipping and the update move on a rank.
+    """Return the bytes that gradient clipping and the optimizer's update read and write on a rank.
 
-    Clipping reads and writes gradients. The update reads gradients and reads and writes weights and state.
+    Clipping reads and writes gradients. The update reads gradients, and reads and writes weights and state.
     """
     local, weight_bytes = fullest_stage(settings), settings.weight_bytes
     moved = 5 * stored_bytes(local, weight_bytes, trainable=True) + 2 * state_bytes(settings.optimizer, local, weight_bytes)
@@ -102,10 +102,10 @@ def update_bytes(settings: PlannedRun) -> float:
 
 
 def host_seconds(settings: PlannedRun, hardware: Hardware) -> float | None:
-    """Seconds of a step in which CPUs accumulate and clip gradients and update weights that `cpu_offload` keeps in host memory.
+    """Return the seconds of a step in which CPUs accumulate gradients, clip gradients and update weights under `cpu_offload`.
 
-    The ranks of a machine share its bandwidth. Muon's products are not counted. 0.0 without offload. None: the speed of the
-    copies or of the memory is unknown, so the time of a step is unknown, too.
+    The ranks of a machine share its memory's bandwidth. Muon's iterations are not counted. 0.0 without `cpu_offload`. None: the
+    speed of the host's memory or of copies to it is unknown, so the time of a step is unknown, too.
     """
     if not settings.offloads(cuda=hardware.is_gpu):
         return 0.0
@@ -123,8 +123,8 @@ def _is_compiled(settings: PlannedRun) -> bool:
 
 
 def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
-    """Return (number of elements, mean of 1 / width over them) of the matrices of the head, or without `head`, of all matrices
-    but head and embeddings. The width is the shorter side. A tied embedding is the head.
+    """Return (number of elements, mean of 1 / width over these elements) of matrices. `head`: of the head's matrix only, which
+    may be a tied embedding; otherwise of all matrices but head and embeddings. The width is a matrix's shorter side.
     """
     heads = ("output head", "token embedding") if is_tied(weights) else ("output head",)
 
@@ -141,18 +141,19 @@ def _matrices(weights: Weights, *, head: bool) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Constants:
-    """Fitted speeds of GPUs.
+    """Record of fitted constants of the formula for the speed of GPUs (see the module's docstring).
 
     Attributes:
-        matmul, matmul_ampere: fraction of the dense peak that matrix products of infinite width reach, on Hopper and before.
-        narrow: width at which matrix products are half as fast.
-        attention, attention_ampere: fraction of the dense peak that FlashAttention-2 reaches, on Hopper and before. For
-            FlashAttention-3 and -4 on Hopper, attention_ampere is taken.
+        matmul, matmul_ampere: fraction of the dense peak that matrix products of infinite width reach, on GPUs from Hopper on
+            and on earlier GPUs.
+        narrow: width at which matrix products are half as fast as matrix products of infinite width.
+        attention, attention_ampere: fraction of the dense peak that FlashAttention-2 reaches, on GPUs from Hopper on and on
+            earlier GPUs. FlashAttention-3 and -4 use attention_ampere on every GPU.
         eager, compiled: passes over memory for each byte that an operation of eager PyTorch writes, in an eager and in a
             compiled model.
-        float8: factor by which casts to float8 multiply these passes.
-        exposed: the least share of FSDP's and DDP's communication that does not overlap with computation.
-        waiting: the share of other communication that computation waits for.
+        float8: factor by which casts to float8 multiply `eager` or `compiled`.
+        exposed: the share of FSDP's and DDP's communication that at least does not overlap with computation.
+        waiting: the share of other communication for which computation waits.
     """
 
     matmul: float = 0.713
@@ -171,14 +172,14 @@ FITTED = Constants()
 
 FITTED_DEVICES = ("a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb", "h200")
 UNKNOWN = {"kernels": (1.3, 1.35), "float8": (1.15, 1.1), "experts": (1.15, 2.0), "device": (1.15, 1.25)}
-"""For each thing that the fit does not know, the factors by which computing may be faster and slower. `band` multiplies the
-factors of all things that a run has. Tuned on published runs (docs/evidence/plan-speed.md). kernels: those of another program
-or version; float8: recipes of float8; experts: how experts get their rows, and how few rows each has; device: devices that no
-run of the fit covers."""
+"""{source of uncertainty: (factor by which computing may be faster, factor by which it may be slower)}. `band` multiplies the
+factors of all sources that a run has. Tuned on published runs (docs/evidence/plan-speed.md). kernels: another program's or
+version's kernels; float8: variants of float8; experts: how rows are sent to experts, and how few rows an expert has; device: a
+device that is not in FITTED_DEVICES."""
 
 
 def gpu_seconds(work: Work, settings: PlannedRun, hardware: Hardware, constants: Constants = FITTED) -> float | None:
-    """Seconds that a GPU takes for the work. None: the peak or the memory bandwidth is unknown, or the hardware is no GPU."""
+    """Return the seconds that a GPU takes for `work`. None: peak or memory bandwidth are unknown, or `hardware` is no GPU."""
     tflops, compute = settings.dense_peak(hardware), settings.compute
     if tflops is None or hardware.memory_gbps is None or not hardware.is_gpu:
         return None
@@ -204,20 +205,21 @@ def gpu_seconds(work: Work, settings: PlannedRun, hardware: Hardware, constants:
 
 @dataclass(frozen=True)
 class Options:
-    """Assumptions of a plan that are not settings of the run.
+    """Record of the assumptions of a plan that are not settings of the run.
 
     Attributes:
-        mfu: useful FLOP/s over the dense peak while a rank computes; recomputation takes longer. None: see `computing_seconds`.
-        price_usd_hour: price per device-hour. None: the range in the hardware table.
-        mtbf_hours: mean time between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
+        mfu: useful FLOP/s over the dense peak while a rank computes, before recomputation. None: fitted or UNFITTED_MFU
+            (`computing_seconds`).
+        price_usd_hour: price in USD per device-hour. None: the range in the hardware table.
+        mtbf_hours: mean hours between failures of the whole run. None: DEVICE_MTBF_HOURS / devices.
         save_gbps: GB/s at which a machine writes a checkpoint.
-        storage_gbps: GB/s at which all machines together write one. None: each machine writes at `save_gbps`.
+        storage_gbps: GB/s at which all machines together write a checkpoint. None: each machine writes at `save_gbps`.
         slowest_rank: step time of the slowest rank divided by the mean step time of the ranks.
         served_tokens: tokens that the trained model will generate, for the FLOPs of its lifetime. None: not asked for.
         measured: the measured speed of a run (`plan --from_run`).
         scaling_efficiency: computing time over step time; replaces the planned waiting for communication and a pipeline.
-        flops, days: a budget of training, in FLOPs or in days of all devices. None: no budget.
-        at: the optimizer step whose learning rates are shown. None: none are.
+        flops, days: a training budget, in FLOPs or in days of all devices. None: no budget.
+        at: the optimizer step whose learning rates the plan shows. None: the plan shows no learning rates.
     """
 
     mfu: float | None = None
@@ -236,15 +238,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one optimizer step on one rank. None where the figures of the hardware are unknown.
+    """Record of the seconds of one optimizer step on one rank. None: a speed of the hardware is unknown.
 
     Attributes:
         compute: seconds of computation on the device, with recomputation, memory traffic and the optimizer.
         communication: seconds of all communication, overlapped or not.
-        exposed: seconds of communication that computation waits for.
-        step: compute plus exposed communication, lengthened by the pipeline bubble, plus host, lengthened by the slowest rank.
-        recomputation: executed FLOPs divided by those without activation checkpointing.
-        host: seconds of the optimizer in host memory, with `cpu_offload` (`host_seconds`).
+        exposed: seconds in which computation waits for communication.
+        step: ((compute + exposed) / (1 - pipeline bubble) + host) · `Options.slowest_rank`.
+        recomputation: executed FLOPs divided by the FLOPs without activation checkpointing.
+        host: seconds of the optimizer on CPUs, with `cpu_offload` (`host_seconds`).
     """
 
     compute: float | None
@@ -256,7 +258,7 @@ class Times:
 
     @property
     def limit(self) -> str | None:
-        """The name of the longest of compute, communication and host."""
+        """The field with the most seconds: "compute", "communication" or "host". None: `compute` is unknown."""
         if self.compute is None:
             return None
         causes = {"compute": self.compute, "communication": self.communication or 0.0, "host": self.host}
@@ -266,8 +268,8 @@ class Times:
 def computing_seconds(settings: PlannedRun, hardware: Hardware, options: Options) -> float | None:
     """Return the seconds of computation in a step, with recomputation and the optimizer. None: unknown.
 
-    They follow from `Options.mfu` if it is set; else from the speeds fitted to published runs, if these cover the run; else
-    from UNFITTED_MFU. A measured run that holds for the hardware corrects them; the dense peak may then be unknown.
+    The seconds follow from `Options.mfu` if it is set; else from the speeds fitted to published runs, if these cover the run;
+    else from UNFITTED_MFU. A measured run that holds for `hardware` corrects the seconds; the dense peak may then be unknown.
     """
     measured, peak = options.measured, settings.dense_peak(hardware)
     if measured is not None and not measured.holds_for(hardware):
@@ -286,8 +288,8 @@ def computing_seconds(settings: PlannedRun, hardware: Hardware, options: Options
 
 
 def fitted_seconds(settings: PlannedRun, hardware: Hardware) -> float | None:
-    """Return the seconds of computation in a step by the speeds fitted to published runs. None: they do not cover the run,
-    because it is not on a GPU, or its peak, memory bandwidth or trace is unknown."""
+    """Return the seconds of computation in a step by the formula fitted to published runs. None: the formula does not apply,
+    because `hardware` is no GPU, its peak or memory bandwidth is unknown, or the model cannot be traced."""
     if not hardware.is_gpu or not (work := work_of(settings, cuda=True)).body:
         return None
     return gpu_seconds(work, settings, hardware)
@@ -296,8 +298,8 @@ def fitted_seconds(settings: PlannedRun, hardware: Hardware) -> float | None:
 def band(settings: PlannedRun, hardware: Hardware, times: Times, options: Options) -> tuple[float, float] | None:
     """Return (least, most) time of a step, each divided by the planned time.
 
-    The least has the factors of UNKNOWN that make computing faster, and computation hides all communication. The most has those
-    that make it slower, and computation hides none. None: the speed is given, measured, or not fitted.
+    For the least time, computing is faster by the factors in UNKNOWN, and overlaps with all communication. For the most time,
+    computing is slower by the factors, and overlaps with no communication. None: the speed is given, measured, or not fitted.
     """
     is_given = options.mfu is not None or options.measured is not None
     if is_given or times.step is None or times.compute is None or fitted_seconds(settings, hardware) is None:
@@ -317,7 +319,7 @@ def band(settings: PlannedRun, hardware: Hardware, times: Times, options: Option
 
 
 def _recomputation(settings: PlannedRun, hardware: Hardware) -> float:
-    """Return the executed FLOPs divided by those without activation checkpointing."""
+    """Return the executed FLOPs divided by the FLOPs without activation checkpointing."""
     executed, plain = (
         one_micro_batch(run, cuda=hardware.is_gpu).flops
         for run in (settings, settings.changed("compute", activation_checkpointing="none"))
@@ -326,10 +328,10 @@ def _recomputation(settings: PlannedRun, hardware: Hardware) -> float:
 
 
 def step_times(settings: PlannedRun, hardware: Hardware, options: Options) -> Times:
-    """Return the seconds of a step by cause.
+    """Return the seconds of an optimizer step: of computation, communication and the update on the host, and in total.
 
     DDP's communication overlaps with the last backward pass, FSDP's with all computation. Computation still waits for the share
-    `Constants.exposed` of this communication, and for the share `Constants.waiting` of other communication.
+    `Constants.exposed` of DDP's and FSDP's communication, and for the share `Constants.waiting` of other communication.
     """
     computing, micro_batches = computing_seconds(settings, hardware, options), settings.accumulation
     exchange = exchange_of(settings, hardware)
@@ -347,10 +349,10 @@ def step_times(settings: PlannedRun, hardware: Hardware, options: Options) -> Ti
 
 
 def with_slowness(source: MeasuredRun) -> MeasuredRun:
-    """Return `source` with the slowness that makes the plan of its own settings and hardware as long as the measured step.
+    """Return `source` with the `slowness` for which the planned step of `source`'s settings is as long as the measured step.
 
     Raises:
-        UserError: The planned communication alone takes longer than the measured step, or the work of a step is unknown.
+        UserError: The planned communication alone takes longer than the measured step, or the FLOPs of a step are unknown.
     """
 
     def step(slowness: float) -> float:

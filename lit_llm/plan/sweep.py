@@ -1,4 +1,4 @@
-"""Compare the plans of many settings, and find the cheapest that meets given limits."""
+"""Compare the plans of many combinations of settings, and find the cheapest combination within given limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lit_llm.plan.plan import Options, Plan, make_plan
 from lit_llm.plan.planned_run import CHECKPOINTING, PlannedRun, canonical_precision
 
 LayoutOf = Callable[[int, int], Layout]
-"""A function of (devices, devices per node) that returns their layout."""
+"""A function from (number of devices, devices per node) to a layout."""
 MOST = 10_000_000
 """The largest number of devices, sequences or tokens in a sweep."""
 _OVERLAYS = Path(__file__).parents[1] / "recipes" / "precision"
@@ -39,7 +39,7 @@ def _strategy(key: str, word: str) -> str:
 
 
 def _precision(key: str, word: str) -> dict[str, Any]:
-    """Return the recipe settings that `word` stands for: an overlay in `recipes/precision`, or a precision of the Trainer."""
+    """Return the recipe settings for `word`, which is an overlay in `recipes/precision` or a precision of the Trainer."""
     overlays = {file.stem: file for file in sorted(_OVERLAYS.glob("*.yaml"))}
     if word in overlays:
         return read_yaml_file(overlays[word])
@@ -70,12 +70,12 @@ DEFAULT = {
     "micro_batch_size": ["1", "2", "4", "8", "16", "32", "64"],
     "activation_checkpointing": ["none", "full"],
 }
-"""The sweep that is used when a limit is given without one."""
+"""The sweep that is used when a memory or time limit is given without a sweep."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of swept values, {key: value}, with its plan. `plan` None: `problem` says why there is no plan."""
+    """Record of one combination of swept values ({key: value}) and its plan. If that is None, `problem` says why."""
 
     values: dict[str, str]
     plan: Plan | None
@@ -83,7 +83,7 @@ class Variant:
 
 
 def parse(words: list[str]) -> dict[str, list[str]]:
-    """Parse words such as `devices=1,8` and `strategy=ddp,fsdp2` into lists by key.
+    """Parse words such as `devices=1,8` and `strategy=ddp,fsdp2` into {key: list of values}.
 
     Raises:
         UserError: one sentence per word that is not key=value,value or whose key cannot be swept.
@@ -105,11 +105,11 @@ def parse(words: list[str]) -> dict[str, list[str]]:
 def variants(
     axes: dict[str, list[str]], base: PlannedRun, layout: LayoutOf, hardware: Hardware, options: Options
 ) -> Iterator[Variant]:
-    """Plan every combination. A combination that is impossible or equals another one has a problem instead of a plan.
+    """Plan and yield every combination. A combination that is impossible or equals another has a problem instead of a plan.
 
     Args:
-        axes: the result of `parse`. What it does not vary is as in `base` and `hardware`.
-        layout: returns the layout of the recipe's strategy. It is used if the sweep does not vary the strategy.
+        axes: the result of `parse`. Settings that are not in `axes` are as in `base` and `hardware`.
+        layout: function that returns the layout of the recipe's strategy, used if the sweep does not vary the strategy.
 
     Raises:
         UserError: a value is invalid in every combination (unknown hardware, precision or strategy, or not a number).
@@ -129,16 +129,16 @@ def variants(
 
 
 def fitting(compared: list[Variant], max_memory_gb: float | None) -> list[Variant]:
-    """Return the variants that fit the device, or may fit it, and that need at most `max_memory_gb` (None: no limit)."""
+    """Return the variants that fit into device memory, or may fit, and need at most `max_memory_gb` GB (None: no limit)."""
     most = math.inf if max_memory_gb is None else max_memory_gb * 1e9
     return [v for v in compared if v.plan is not None and v.plan.fits is not False and v.plan.memory.needed <= most]
 
 
 def cheapest(compared: list[Variant], *, max_memory_gb: float | None, deadline_hours: float | None) -> Variant | None:
-    """Return the variant with the lowest cost of those that fit the device and the limits; None if none does.
+    """Return the cheapest of the variants that fit the device and the limits; None if none does. A limit of None is no limit.
 
-    If prices are unknown, it is the one with the fewest device-hours. If times are unknown too, it is the one with the fewest
-    devices, and among equals the one with the least memory. Limits of None do not apply.
+    If prices are unknown, return the variant with the fewest device-hours. If times are unknown too, return the variant with
+    the fewest devices, and among equals the variant with the least memory.
     """
     candidates = []
     for variant in fitting(compared, max_memory_gb):
@@ -152,8 +152,8 @@ def cheapest(compared: list[Variant], *, max_memory_gb: float | None, deadline_h
 
 
 def nearest(compared: list[Variant], max_memory_gb: float | None) -> Variant | None:
-    """Return the best variant where `cheapest` finds none: the fastest that fits, or if none fits, the one with the least
-    memory. None: no variant has a plan."""
+    """Return a variant to show if `cheapest` returns None: the fastest variant that fits, or if no variant fits, the variant
+    with the least memory. None: no variant has a plan."""
     fits = fitting(compared, max_memory_gb)
     planned = [(v.plan, v) for v in fits or compared if v.plan is not None]
     if not planned:

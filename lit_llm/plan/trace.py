@@ -1,11 +1,12 @@
-"""Traces allocations, releases and FLOPs of a micro-batch: the real model and loss run forward and backward without data.
+"""Trace allocations, releases and FLOPs of a micro-batch: the real model and loss run forward and backward without data.
 
-The body (the model without the output matrix and the loss) and the loss head are traced apart, so that one trace of the body
-serves every chunk size, and one trace of the head every mode of activation checkpointing. The body hands over the last hidden
-states, the head their gradient and that of the output matrix: one trace counts their allocation, the other their release.
+The body (the model without the output matrix and the loss) and the loss head (output matrix and loss) are traced separately, so
+that one trace of the body serves every chunk size, and one trace of the head every mode of activation checkpointing. The body's
+trace counts the allocation of the last hidden states, the head's trace their release. The head's trace counts the allocation of
+the gradients of the hidden states and of the output matrix, the body's trace their release.
 
-Weights, buffers and the batch are not counted. A gradient that a parameter receives is freed at once and becomes an event
-GRADIENTS, because what stays of it depends on the run: all of it, a shard, or nothing beside an earlier gradient.
+Weights, buffers and the batch are not counted. A gradient of a parameter is freed at once and becomes an event GRADIENTS,
+because it depends on the run how many of its bytes stay: all, a shard, or none if the gradient is added to an earlier one.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from lit_llm.plan.segments import ACTIVATIONS, GRADIENTS, LOSS_HEAD, Segment, St
 from lit_llm.plan.weights import cached_by_text
 
 TEACHER_IDS = 64
-"""Number of ids that a teacher gives for each position: the default of `prepare --top_k`."""
+"""Assumed number of token ids for which a teacher gives logits at each position: the default of `prepare --top_k`."""
 
 
 def dtypes(step: Step) -> tuple[torch.dtype, torch.dtype]:
-    """(dtype of weights, dtype of matrix products)."""
+    """Return (dtype of weights, dtype of matrix products) of a step. 16-bit floats count as bfloat16."""
     wide, narrow = ({4: torch.float32, 2: torch.bfloat16}[size] for size in step.settings.sizes)
     return wide, narrow
 
 
 @contextmanager
 def recorded(step: Step, recorder: Recorder) -> Iterator[None]:
-    """Record the operations of the `with` block, in the step's precision and with the kernels of its device."""
+    """Let `recorder` record the operations of the `with` block, in the precision and with the kernels of `step`."""
     wide, narrow = dtypes(step)
     precision = torch.autocast("cpu", narrow, enabled=wide != narrow, cache_enabled=False)
     kernels = CudaKernels() if step.cuda else nullcontext()
@@ -58,14 +59,14 @@ def recorded(step: Step, recorder: Recorder) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Body:
-    """The forward and the backward pass without the loss.
+    """Record of the trace of the model's forward and backward pass without the output matrix and the loss.
 
     Attributes:
-        segments: for the forward pass, the part before the blocks, each block, and the part after them; then for the backward
-            pass, in the order of execution, last norm, last block, …, first block, embedding. Each token that is predicted
-            ahead adds, to both passes, a segment of a block and one of a norm, which in the forward pass follow the last norm.
+        segments: lists of events. First the forward pass: embedding, each block, last norm. Then the backward pass, in the
+            order of execution: last norm, last block, …, first block, embedding. For each further predicted token, both passes
+            have two more segments, of a block and of a norm, which in the forward pass follow the last norm.
         hidden_dtype: dtype of the hidden states that the loss gets.
-        head_is_trainable: whether the loss returns a gradient of the output matrix.
+        head_is_trainable: whether the loss computes a gradient of the output matrix.
     """
 
     segments: list[Segment]
@@ -74,7 +75,7 @@ class Body:
 
     @property
     def passes(self) -> tuple[list[Segment], list[Segment]]:
-        """(segments of the forward pass, segments of the backward pass)."""
+        """`segments` as (lists of events of the forward pass, lists of events of the backward pass)."""
         half = len(self.segments) // 2
         return self.segments[:half], self.segments[half:]
 
@@ -85,8 +86,8 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
 
     Args:
         step: a step with only the settings that a trace depends on (`Step.traced`).
-        split: whether the backward pass computes only the gradients of inputs, and keeps the tensors that the gradients of
-            weights need.
+        split: whether the backward pass computes only the gradients of the blocks' inputs, and keeps the tensors from which the
+            gradients of weights are computed later.
     """
     settings, config = step.settings, step.settings.gpt
     checkpointing, compiled = settings.compute.activation_checkpointing, settings.compute.compile
@@ -151,14 +152,14 @@ def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Bod
 def trace_head(
     step: Step, rows: int, chunk_size: int | None, *, hidden_dtype: torch.dtype, trainable: bool, split: bool = False
 ) -> list[Segment]:
-    """Trace the loss of `rows` tokens: return the events of its forward and of its backward pass.
+    """Trace the loss of `rows` tokens. Return a list of events for the forward pass and one for the backward pass.
 
     Args:
-        step: as in `trace_body`.
-        chunk_size: rows of a chunk of the loss. None: `cross_entropy`, which has all logits at once.
+        step: a step with only the settings that a trace depends on (`Step.traced`).
+        chunk_size: rows of a chunk of the loss. None: `cross_entropy`, which computes all logits at once.
         hidden_dtype, trainable: `hidden_dtype` and `head_is_trainable` of the `Body`.
-        split: whether the backward pass has two segments: the gradient of the hidden states, and the release of all tensors
-            that the gradient of the output matrix does not need.
+        split: whether the backward pass has two lists: the gradient of the hidden states, and the release of all tensors that
+            the gradient of the output matrix does not need.
     """
     recorder, config = Recorder(cuda=step.cuda), local_config(step.settings.gpt, step.settings.layout.tensor_parallel)
     recorder.kind, d = LOSS_HEAD, config.n_embd
@@ -201,14 +202,14 @@ def trace_head(
 
 
 def batch_without_data(step: Step, recorder: Recorder) -> tuple[Tensor, Tensor]:
-    """(ids, targets) of a micro-batch, whose memory is not counted."""
+    """Return (ids, targets) of a micro-batch as tensors without data. `recorder` does not count their memory."""
     ids, targets = (sized(step.sequences, step.settings.sequence_length, dtype=torch.int64) for _ in range(2))
     recorder.exclude((ids, targets))
     return ids, targets
 
 
 def without_data(model: nn.Module, dtype: torch.dtype, recorder: Recorder) -> None:
-    """Replace parameters and buffers by tensors without data, and let each gradient become an event."""
+    """Replace parameters and buffers of `model` by tensors without data, and record each gradient as an event GRADIENTS."""
     if dtype != torch.float32:
         model.to(dtype)
     copies: dict[int, Sized] = {}
@@ -235,17 +236,17 @@ def _accumulated(recorder: Recorder, parameter: Tensor) -> None:
 
 
 def _mark(recorder: Recorder, stream: Tensor) -> None:
-    """Begin a segment in the forward pass now, and one in the backward pass when the gradient of `stream` is computed."""
+    """Begin a segment of the forward pass now, and a segment of the backward pass when the gradient of `stream` is computed."""
     recorder.begin()
     if stream.requires_grad:
         stream.register_hook(lambda gradient: recorder.begin())
 
 
 class _Head(Function):
-    """Stands for the loss in the trace of the body: keeps nothing, and returns gradients whose allocation `trace_head` counts.
+    """Autograd function in place of the loss in the body's trace. Saves nothing; returns gradients that `trace_head` counts.
 
-    If there are several losses, the last one runs backward first, and returns a gradient of the output matrix. The others add
-    theirs to it in place, as autograd does, so here they only release theirs.
+    If there are several losses, the last loss runs backward first, and returns a gradient of the output matrix. Autograd adds
+    the gradients of the other losses to it in place, so `backward` of the other losses only releases their gradients.
     """
 
     @staticmethod
@@ -265,7 +266,7 @@ class _Head(Function):
 
 
 class _Received(Function):
-    """Stands for the body in the trace of the head, which counts the release of `hidden`, but not that of the gradients."""
+    """Autograd function in place of the body in the head's trace: counts the release of `hidden`, not that of gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The weights of a model that is built without memory: their parts, their optimizer groups, and the bytes of many of them."""
+"""The parameters of a model on the meta device: their part of the model, their optimizer group, and sums of their bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_RESULTS = 1024
 
 
 def cached_by_text(function: Callable[P, R]) -> Callable[P, R]:
-    """Cache the results of a function of configurations, which are not hashable: arguments with the same `repr` are equal."""
+    """Decorate `function` to cache its results. Arguments, such as unhashable configurations, are equal if their `repr` is."""
     known: dict[str, R] = {}
 
     @functools.wraps(function)
@@ -50,7 +50,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A user's class, which takes the place of a `GPTConfig` in a plan. It has only these settings."""
+    """Record of the settings of a user's own model class. In a plan, an `OwnModel` takes the place of a `GPTConfig`."""
 
     architecture: Architecture
     block_size: int = GPTConfig.block_size
@@ -59,7 +59,7 @@ class OwnModel:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Width of the logits, which are not padded."""
+        """The vocabulary size: logits of a user's model are not padded."""
         assert self.vocab_size is not None
         return self.vocab_size
 
@@ -68,20 +68,20 @@ PlannedModel: TypeAlias = GPTConfig | OwnModel
 
 
 def planned_model(model: GPTConfig, architecture: Architecture | None) -> PlannedModel:
-    """Return `model`, or if the recipe has an architecture, this architecture with the settings of `model` that apply to it."""
+    """Return `model`, or if `architecture` is given, an `OwnModel` with `architecture` and its settings from `model`."""
     return model if architecture is None else OwnModel(architecture, model.block_size, model.vocab_size, model.eos_id)
 
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter. Hashed by identity, so that sums over many are kept.
+    """Record of a parameter of the planned model. Hashed by identity, so that sums over tuples of weights can be cached.
 
     Attributes:
-        part: one of PARTS, or for a user's model, a child of the module.
-        group: the group of the optimizer (`lit_llm.optim.parameter_groups`). None: frozen.
-        block: the number of the block that has it; blocks that predict ahead follow the layers. None: outside of the blocks.
-        own_bytes: bytes of an element with precision 32-true, where the model itself chooses the dtype.
-        experts: for a stack of experts' matrices, the number of experts of the layer on all ranks. 0: another weight.
+        part: one of PARTS, or for a user's model, the first two components of the parameter's name.
+        group: the parameter's group in the optimizer (`lit_llm.optim.parameter_groups`). None: frozen.
+        block: number of the parameter's block. Blocks that predict further tokens follow the layers. None: in no block.
+        own_bytes: bytes of an element with precision 32-true, in the dtype that the model's code chooses.
+        experts: for a stack of experts' matrices, the number of experts of the layer on all ranks. 0: no stack of experts.
         share: if FSDP2 gives a rank 1 / n of the elements of other weights, the rank gets share / n of this weight's elements
             (`PlannedRun.weights`).
     """
@@ -97,16 +97,16 @@ class Weight:
 
     @functools.cached_property
     def total(self) -> int:
-        """Number of elements."""
+        """Number of elements of the parameter."""
         return math.prod(self.shape)
 
     @functools.cached_property
     def split(self) -> float:
-        """`total` times `share`: divided by the number of ranks that share other weights, it is a rank's number of elements."""
+        """`total` · `share`: divided by the number of ranks that shard other weights, this is a rank's number of elements."""
         return self.total * self.share
 
     def itemsize(self, parameter_bytes: int) -> int:
-        """Return the bytes of an element in a precision in which most weights have `parameter_bytes`; adapters stay in fp32."""
+        """Return the bytes of an element in a precision whose weights take `parameter_bytes`. Adapters stay in fp32."""
         return self.own_bytes if parameter_bytes == 4 or self.part == "adapters" else parameter_bytes
 
 
@@ -173,7 +173,7 @@ def _part(name: str, dimensions: int) -> str:
 
 @cached_by_text
 def buffer_bytes(model: OwnModel, parameter_bytes: int) -> int:
-    """Return the bytes of the buffers of a user's module in a precision in which weights have `parameter_bytes`."""
+    """Return the bytes of the buffers of a user's module in a precision whose weights take `parameter_bytes` an element."""
     from lit_llm.plan.built_model import build_own
 
     buffers = list(build_own(model.architecture, model.vocab_size).buffers())
@@ -182,7 +182,7 @@ def buffer_bytes(model: OwnModel, parameter_bytes: int) -> int:
 
 
 def parameters(model: PlannedModel, lora: LoRAConfig | None = None) -> dict[str, int]:
-    """Return {part: number of parameters}, as in the built model. A tied head is counted with the embedding."""
+    """Return {part of the model: number of parameters}. A tied head is counted with the embedding."""
     counts = Counter[str]()
     for weight in weights_of(model, lora):
         counts[weight.part] += weight.total
@@ -201,32 +201,32 @@ kept_sum = functools.lru_cache(maxsize=4 * _MOST_RESULTS)
 
 @kept_sum
 def stored_bytes(weights: Weights, parameter_bytes: int, *, trainable: bool = False) -> int:
-    """Return the bytes of the weights, or if `trainable`, of those that get gradients and optimizer state. Divided by the
-    number of ranks that share weights, they are the bytes on a rank."""
+    """Return the bytes of `weights`, or with `trainable` of the weights that get gradients and optimizer state. Divided by the
+    number of ranks that shard the weights, the result is the bytes on a rank."""
     return int(sum(w.split * w.itemsize(parameter_bytes) for w in weights if w.group is not None or not trainable))
 
 
 def average_bytes(weights: Weights) -> int:
-    """Return the bytes of the average of the trained weights, which is fp32 in every precision. Divided by the number of ranks
-    that share weights, they are the bytes on a rank."""
+    """Return the bytes of the moving average of the trained weights, which is fp32 in every precision. Divided by the number of
+    ranks that shard the weights, the result is the bytes on a rank."""
     return int(sum(4 * w.split for w in weights if w.group is not None))
 
 
 @kept_sum
 def reduced_bytes(weights: Weights) -> int:
-    """Return the bytes of the whole gradients as FSDP2 reduces them, which is in fp32."""
+    """Return the bytes of the whole (unsharded) gradients of `weights` in fp32, the dtype in which FSDP2 reduces gradients."""
     return sum(4 * w.total for w in weights if w.group is not None)
 
 
 def is_tied(weights: Weights) -> bool:
-    """Whether the token embedding is the output head."""
+    """Whether the output head is tied to the token embedding."""
     return not any(weight.part == "output head" for weight in weights)
 
 
 @kept_sum
 def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -> tuple[int, int]:
-    """Return the bytes of the blocks' weights, and of all others, as FSDP2 gathers them: weights of linear layers take
-    `compute_bytes` an element if that is less than they take as stored."""
+    """Return (bytes of the blocks' weights, bytes of all other weights) in the dtypes in which FSDP2 gathers weights: elements
+    of linear layers take `compute_bytes` or their stored bytes, whichever is less."""
 
     def size(weight: Weight) -> int:
         own = weight.itemsize(parameter_bytes)
@@ -239,7 +239,7 @@ def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -
 
 @kept_sum
 def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, Weights, int]:
-    """Return the groups that FSDP2 gathers: (the largest block, root (last norm and head), embedding, number of blocks or 1).
+    """Return the groups that FSDP2 gathers: (largest block, root (last norm and head), embedding, number of blocks or 1).
 
     `tied`: whether the embedding belongs to the root.
     """
@@ -254,8 +254,8 @@ def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, 
 
 
 def weights_of_stages(weights: Weights, stages: Sequence[StageShare]) -> Weights:
-    """Return the weights of a rank's pipeline stages. An embedding that is tied, or that serves to predict ahead, is in the
-    first and in the last stage of the pipeline."""
+    """Return the weights in a rank's pipeline stages. An embedding that is tied, or is used to predict further tokens, is in
+    the first and in the last stage of the pipeline."""
     blocks = {block for stage in stages for block in stage.layers}
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     twice = is_tied(weights) or any(stage.ahead for stage in stages)

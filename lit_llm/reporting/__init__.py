@@ -1,1 +1,1 @@
-"""The page of finished and running runs: `python -m lit_llm report`."""
+"""HTML pages about runs (`python -m lit_llm report`), plans and learning-rate searches, and the rules of `doctor`."""

@@ -1,4 +1,4 @@
-"""Line charts for a page, in SVG without scripts."""
+"""Line charts for HTML pages, as SVG without scripts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _HEIGHT = 260
 _SCATTERED = ("points", "hollow")
 _DOTTED = ("dots", *_SCATTERED)
 COLORS = (0, 6, 2, 4, 7, 5, 1, 3)
-"""Numbers of the page's colours, in an order in which neighbouring lines differ most."""
+"""Numbers of the page's colours, in an order in which successive lines of a chart differ most."""
 _MOST = 600
-"""The most points drawn of a line. A longer line is cut into half as many stretches, each drawn as its lowest and highest
-point, so that no spike is lost."""
+"""The most points drawn of a line. A longer line is cut into _MOST / 2 stretches, and the lowest and the highest point of each
+stretch are drawn, so that every spike is visible."""
 _STRIPS = 60
-"""The most vertical strips of a picture. A tooltip shows the values of the strip on which the pointer is."""
+"""The most vertical strips of a chart. A strip's tooltip shows the values of all lines within the strip."""
 
 
 class Line(NamedTuple):
-    """A curve. `color`: the number of one of the page's colours. `kind`: "" (a line), "dashed", "thin", "dots" (points joined
-    by a line), "points" (points alone) or "hollow" (rings alone).
+    """Record of a curve of a chart. `color`: number of one of the page's colours. `kind`: "" (a line), "dashed", "thin",
+    "dots" (points joined by a line), "points" (points without a line) or "hollow" (rings without a line).
     """
 
     name: str
@@ -34,9 +34,9 @@ class Line(NamedTuple):
     points: Points
     kind: str = ""
     group: str = ""
-    """The name in the legend of all lines of a group. "": the line has an entry of its own, with `name`."""
+    """The legend's entry for all lines with the same group. "": the line has an entry of its own, `name`."""
     label: str = ""
-    """A text above each point of a line whose points are drawn."""
+    """A text above each point, for the kinds of lines whose points are drawn. "": no text."""
 
 
 def chart(
@@ -53,19 +53,19 @@ def chart(
     logarithmic: bool = False,
     logarithmic_x: bool = False,
 ) -> str:
-    """The HTML of a picture of curves, with their legend. Values that are not finite are not drawn; a caption counts them.
+    """Return the HTML of a line chart with a legend. Values that are not finite are not drawn; the caption gives their number.
 
     Args:
-        label: the name of the values.
+        label: the name of the y values.
         x_name: the name of the x axis.
-        text_of_x: writes an x value beside the axis.
-        unit: the unit of the values.
-        high: values above this one are cut off. None: no value is cut off.
-        columns: x values that have a label on the axis. If empty: round numbers, or numbers whose logarithm is round.
-        from_zero: the axis begins at 0, so that small changes look small.
-        logarithmic: the axis of values is logarithmic; values that are not above 0 are left out.
-        logarithmic_x: the x axis is logarithmic; all x must be above 0.
-        keyed: whether a legend names the lines, if there are several.
+        text_of_x: function that formats an x value for the axis.
+        unit: the unit of the y values.
+        high: the y value, up to rounding of the axis, above which lines are cut off. None: no line is cut off.
+        columns: x values that have a label on the axis. If empty: round numbers, or powers of 10 with round exponents.
+        from_zero: whether the y axis begins at 0, so that small changes look small.
+        logarithmic: whether the y axis is logarithmic; y values that are not above 0 are left out.
+        logarithmic_x: whether the x axis is logarithmic; all x values must be above 0.
+        keyed: whether a legend names the lines, if there are several lines.
     """
     place_text = text_of_x if columns else _place_text
     if logarithmic:
@@ -140,7 +140,7 @@ def chart(
 def _strips(
     lines: Sequence[Line], across: Callable[[float], float], said_at: Callable[[Line, float, float], str]
 ) -> Iterator[str]:
-    """Yield invisible vertical strips. The tooltip of a strip has the last value of each line within it."""
+    """Yield the HTML of invisible vertical strips. The tooltip of a strip has the last value of each line within the strip."""
     many = min(_STRIPS, max((len(line.points) for line in lines), default=0))
     said: dict[int, dict[int, str]] = {}
     for i, line in enumerate(lines if many > 1 else ()):
@@ -153,7 +153,7 @@ def _strips(
 
 
 def thinned(points: Points) -> Points:
-    """All of up to `_MOST` points; of more, the lowest and the highest point of each of `_MOST` / 2 stretches, in order."""
+    """Return `points` if these are at most `_MOST`; else the lowest and the highest point of each of `_MOST` / 2 stretches."""
     if len(points) <= _MOST:
         return points
     size = -(-len(points) // (_MOST // 2))
@@ -166,28 +166,28 @@ def thinned(points: Points) -> Points:
 
 
 def labels(values: Sequence[float], text: Callable[[float], str]) -> list[str]:
-    """Each value as `text` writes it. If two values would look the same, all are written with up to ten digits instead."""
+    """Return `text(value)` for each value; if two of these texts are equal, each value with up to ten digits instead."""
     said = [text(value) for value in values]
     return said if len(set(said)) == len(said) else [f"{value:,.10g}" for value in values]
 
 
 def number(value: float) -> str:
-    """A value with four significant digits, from 10,000 to 1e9 as a whole number: "3.142", "0.0002", "123,456"."""
+    """Return the text of a value: four significant digits, or a whole number from 10,000 to 1e9: "3.142", "123,456"."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _place_text(x: float) -> str:
-    """An x value in a tooltip: a whole number, such as a step, in full; any other value as `number` writes it."""
+    """Return the text of an x value for a tooltip: a whole number, such as a step, with all digits; others by `number`."""
     return f"{x:,.0f}" if x == int(x) else number(x)
 
 
 def _short(value: float) -> str:
-    """A value beside the vertical axis: as `number` writes it, from a million on like "1.5 M"."""
+    """Return the text of a value for the y axis: from a million on like "1.5 M", smaller values by `number`."""
     return count(value) if value >= 1e6 else number(value)
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Decimal logarithms of a few round numbers. They lie between the logarithms `low` and `high`, unless these are close."""
+    """Return the decimal logarithms of at most 8 round numbers for a logarithmic axis from 10^`low` to 10^`high`."""
     for digits in ((1, 2, 5), (1,)):
         powers = [math.log10(digit) + power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
         powers = [each for each in powers if low <= each <= high]
@@ -199,12 +199,12 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _first_too(first: float, rounded: list[float]) -> list[float]:
-    """The first value, then the round numbers that are far enough from it for a label of their own."""
+    """Return `first`, then the numbers in `rounded` that are so far above `first` that the axis labels do not overlap."""
     room = 0.4 * (rounded[1] - rounded[0]) if len(rounded) > 1 else 0.0
     return [first, *(each for each in rounded if each - first > room)]
 
 
 def _ends(values: list[float]) -> tuple[float, float]:
-    """The lowest and the highest value. If they are equal, they are moved apart."""
+    """Return (lowest value, highest value). If both are equal, return two values a little below and above."""
     low, high = min(values), max(values)
     return (low, high) if low < high else (low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1))

@@ -1,4 +1,4 @@
-"""Which runs have losses that can be compared: those of the same task on the same held-out text."""
+"""Decide which runs have comparable losses: runs with the same task and the same held-out text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_TEXT = re.compile(
     r"data\.(tokenizer\b.*|seed|num_workers|cache_dir|(micro|global)_batch_size|block_size|packing|vocab_size|[be]os_id|phases"
     r"|headerless|drop_near_duplicates|sources\.[^.]+\.(train|max_epochs))"
 )
-"""Settings of data that change no byte of the held-out text."""
+"""Keys of data settings that change no byte of the held-out text."""
 _TRAINED_ON = ("data.train", "data.paths", "data.path", "data.val_fraction")
 """Settings that do not change the held-out text if `data.val` names files for validation."""
 _FILES = (".val", ".paths", ".path", ".val_fraction")
@@ -26,7 +26,7 @@ _GZIP = "val/gzip_bits_per_byte"
 
 
 def grouped(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
-    """The items in groups: each item joins the first group whose first item is `alike`, or else begins a group."""
+    """Return groups of `items`: each item joins the first group whose first item is `alike` to it, or else begins a group."""
     parts: list[list[T]] = []
     for item in items:
         part = next((part for part in parts if alike(part[0], item)), None)
@@ -39,8 +39,8 @@ def grouped(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
 def comparable(one: RunCurves, other: RunCurves) -> bool:
     """Whether two runs have the same task and held-out text, and the same tokenizer unless both logged bits per byte.
 
-    The text is the same if gzip needs equally many bits per byte in both runs, wherever the files are. It is also the same if
-    both runs' settings name the same text, unless gzip's values differ by more than 5 %.
+    Held-out texts count as the same if gzip needs equally many bits per byte for both, wherever the files are. The texts also
+    count as the same if the settings of both runs name the same text, and gzip's bits per byte differ by at most 5 %.
     """
     marks = [run.last(_GZIP) for run in (one, other)]
     known = [mark for mark in marks if mark is not None]
@@ -52,9 +52,8 @@ def comparable(one: RunCurves, other: RunCurves) -> bool:
 
 
 def conditions(parts: Sequence[Sequence[RunCurves]]) -> list[str]:
-    """For each group of comparable runs a text with its task, files, tokenizer and gzip's bits per byte, if these differ.
-
-    If these do not tell the groups apart, the texts have every differing setting of data.
+    """Return for each group of comparable runs a text with the facts by which groups differ: task, files of the held-out text,
+    tokenizer, and gzip's bits per byte. If two of these texts are equal, the texts have every differing data setting instead.
     """
     facts = []
     for part in parts:
@@ -72,7 +71,7 @@ def conditions(parts: Sequence[Sequence[RunCurves]]) -> list[str]:
 
 
 def _task(run: RunCurves) -> str:
-    """The task as text: "cross-entropy", also if a teacher's loss is added to it, or the objective with its arguments."""
+    """Return the run's task as text: "cross-entropy", also for distillation, or the objective's loss with its arguments."""
     settings = settings_of(run)
     if settings.get("objective.loss") is None:
         name = text(settings.get("objective", "CrossEntropy"))
@@ -82,7 +81,8 @@ def _task(run: RunCurves) -> str:
 
 
 def _text(run: RunCurves) -> dict[str, str]:
-    """The settings that decide the held-out text, or the training text if the run has no validation."""
+    """Return {key: text of the value} of the settings that determine the held-out text, or, without validation, the training
+    text."""
     settings: dict[str, Any] = settings_of(run)
     text_settings = {key: value for key, value in settings.items() if key.startswith("data.") and not _NO_TEXT.fullmatch(key)}
     if settings.get("data.val") is not None and run.last(VALIDATION) is not None:
@@ -94,6 +94,6 @@ def _text(run: RunCurves) -> dict[str, str]:
 def _tokenizer(run: RunCurves) -> str:
     try:
         return tokenizer_sha256(run.run.path)[:8]
-    except OSError:  # the run folder has no copy
+    except OSError:  # the run folder has no copy of the tokenizer
         named = [text(value) for key, value in settings_of(run).items() if f"{key}.".startswith("data.tokenizer.")]
         return ", ".join(named)

@@ -1,4 +1,4 @@
-"""The page of `report --compare`: a sweep as a ranking, with the effect of each setting."""
+"""The HTML page of `report --compare`: a ranking of runs by their final loss, and the effect of each setting on the loss."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MOST_COLUMNS, WIDEST = 12, 40
 """The most settings that have a column in the ranking, and the most characters of a value of such a setting."""
 MOST_NOTES = 3
 _LENGTHS = ("trainer.max_steps", "trainer.max_epochs")
-"""Settings of a run's length. No note says to try more of these, because a longer run is better anyway."""
+"""Settings of a run's length. No note suggests larger values of them, because a longer run always has a lower loss."""
 
 
 class Ranking(NamedTuple):
-    """Settings whose losses can be compared.
+    """Record of runs whose losses can be compared, in groups of runs that differ by their seeds alone (`ranking.Setting`).
 
     Args:
-        condition: what its runs have in common, and other rankings' runs do not; "" if there is one ranking.
-        tag: the curve by which the settings are ordered; None if no run has logged a loss.
-        places: the settings, the lowest loss first.
+        condition: the facts by which these runs differ from the runs of other rankings; "" if there is one ranking.
+        tag: name of the logged curve by whose last value the groups are ordered; None if no run has logged a loss.
+        places: the groups of runs, the lowest loss first.
     """
 
     condition: str
@@ -43,22 +43,22 @@ class Ranking(NamedTuple):
 
     @property
     def runs(self) -> list[RunCurves]:
-        """The runs in the order of the places. Runs with equal curves appear once."""
+        """The runs of all `places`, in the same order. Of runs of one place with equal curves, only one is listed."""
         return [run for place in self.places for run in place.runs]
 
 
 def rankings(runs: Sequence[RunCurves]) -> list[Ranking]:
-    """One ranking for each group of runs that `comparable` allows to compare; the ranking with most runs is first."""
+    """Return one ranking for each group of comparable runs (see `comparable`), the ranking with most runs first."""
     parts = sorted(grouped(runs, comparable), key=len, reverse=True)
     return [Ranking(said, *ranked(part)) for said, part in zip(conditions(parts), parts, strict=True)]
 
 
 def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence[str] = ()) -> str:
-    """The whole HTML page.
+    """Return the whole HTML page of a comparison of runs.
 
     Args:
         command: the command that made the page.
-        notes: sentences for the top of the page, the most important ones first. Those after `MOST_NOTES` are folded.
+        notes: sentences for the top of the page, the most important first. Only the first `MOST_NOTES` are shown unfolded.
     """
     runs = [run for ranking in comparison for run in ranking.runs]
     many = sum(len(place.names) for ranking in comparison for place in ranking.places)
@@ -80,7 +80,7 @@ def comparison_page(comparison: Sequence[Ranking], command: str, notes: Sequence
 
 
 def _part(ranking: Ranking, findings: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
-    """The table of one ranking, the effects of its settings, its curves and samples."""
+    """Yield the HTML of one ranking: table, effects of settings, curves, samples. `findings`: {name of a run: findings}."""
     tag, places = ranking.tag, ranking.places
     settings = {run.name: settings_of(run) for run in ranking.runs}
     varying = varying_settings(list(settings.values()))
@@ -110,11 +110,7 @@ def _part(ranking: Ranking, findings: Mapping[str, Sequence[Finding]]) -> Iterat
 
 
 def notes(comparison: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[str]:
-    """Sentences about a comparison, the most surprising ones first.
-
-    Args:
-        left_out: sentences about folders that are not in the comparison.
-    """
+    """Return sentences for the top of the page, the most surprising first. `left_out`: sentences about folders left out."""
     said = []
     if len(comparison) > 1:
         said.append(
@@ -128,8 +124,8 @@ def notes(comparison: Sequence[Ranking], left_out: Sequence[str] = ()) -> list[s
 
 
 def _cautions(places: Sequence[Setting]) -> Iterator[str]:
-    """Yield sentences: whether the first place leads by more than chance, which runs have equal curves, and which settings of
-    the best run have the lowest or highest value tried.
+    """Yield sentences: whether the best complete run leads by more than seeds explain, which runs have equal curves, and which
+    settings of the best run have the lowest or the highest of the compared values.
     """
     finite = [place for place in places if place.value is not None and not stopped(place.runs[0])]
     settings = [settings_of(place.runs[0]) for place in finite]
@@ -166,13 +162,13 @@ def _cautions(places: Sequence[Setting]) -> Iterator[str]:
 
 
 def t_quantile(freedom: int) -> float:
-    """The two-sided 5 % quantile of Student's t distribution with `freedom` degrees of freedom; its error is at most 0.3 %."""
+    """Return x such that |t| > x has a probability of 5 %, within 0.3 %, for Student's t of `freedom` degrees of freedom."""
     table = 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
     return table[freedom - 1] if freedom <= len(table) else 1.96 + 2.6 / freedom
 
 
 def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
-    """Yield sentences: why the run stopped early or has no `tag`, and which of its files could not be read."""
+    """Yield sentences: that the run stopped early, and why, or has no curve `tag`; which of its files could not be read."""
     if said := stopped(run):
         yield f"{run.name} {said}."
     elif tag is not None and run.last(tag) is None:
@@ -181,7 +177,8 @@ def _problems(run: RunCurves, tag: str | None) -> Iterator[str]:
 
 
 def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], by_run: Mapping[str, Sequence[Finding]]) -> str:
-    """The table of a ranking. `columns`: setting that differs → its value for each place. `by_run`: a run's name → findings."""
+    """Return the HTML table of a ranking. `columns`: {differing setting: its value for each place}. `by_run`: {name of a run:
+    findings}."""
     tag, places = ranking.tag, ranking.places
     if tag is None:
         said = "No run has logged a loss."
@@ -215,7 +212,7 @@ def _ranking(ranking: Ranking, columns: Mapping[str, Sequence[str]], by_run: Map
 def _effects(
     places: Sequence[Setting], tag: str, varying: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield a chart of the final losses over each numeric setting with several values."""
+    """Yield a chart, as HTML, of final losses over each numeric setting with several values. `settings`: {name of a run: …}."""
     finite = [place for place in places if place.value is not None]
     complete = [place for place in finite if not stopped(place.runs[0])]
     compared = complete if len(complete) > 1 else finite
@@ -260,7 +257,8 @@ def _effect(key: str, tag: str, points: Sequence[tuple[float, Setting]]) -> str:
 
 
 def _apart(values: Sequence[float], place: Callable[[float], float]) -> list[float]:
-    """The values whose labels fit beside each other on a phone, always the first and the last. `place`: value → position."""
+    """Return the ascending `values` without those whose axis labels would overlap on a phone. The first and the last value
+    stay. `place`: function from a value to its position."""
     last = place(values[-1])
     least, kept = 0.18 * (last - place(values[0])), [values[0]]
     for value in values[1:-1]:

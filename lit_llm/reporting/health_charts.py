@@ -1,4 +1,4 @@
-"""Charts of the signals that each layer logs. A chart has three lines: the lowest, the median and the highest layer."""
+"""Charts of signals that are logged for each layer. The lines of a chart are the lowest, median and highest layer's value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIGNALS = (
 
 
 def health_charts(run: RunCurves) -> Iterator[tuple[str, str]]:
-    """(title, chart) of each signal that was logged at two steps or more."""
+    """Yield (title, HTML of the chart) for each of SIGNALS that the run has logged at two steps or more."""
     for prefix, title, parts in SIGNALS:
         logged = [run.over_steps(tag) for tag in run.run.scalars if tag.startswith(prefix)]
         layers = [points for points in logged if any(value for _, value in points)]  # without layers that are not trained
@@ -34,7 +34,7 @@ def health_charts(run: RunCurves) -> Iterator[tuple[str, str]]:
 
 
 def _spread(layers: Sequence[Points]) -> list[tuple[float, tuple[float, float, float]]]:
-    """(step, (highest, median, lowest)) of the layers with a finite value at that step."""
+    """Return (step, (highest, median, lowest)) over the finite values of `layers` at each step."""
     by_step: dict[float, list[float]] = {}
     for points in layers:
         for step, value in points:

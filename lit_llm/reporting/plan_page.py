@@ -1,4 +1,4 @@
-"""The page of a plan: its memory and its time as pictures, and its figures as tables."""
+"""The HTML page of a plan: charts of the memory and time of a step, and tables of all figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lit_llm.reporting.plan_text import devices, sections
 
 
 def plan_page(plan: Plan, command: str) -> str:
-    """The page of one plan, which `command` made."""
+    """Return the whole HTML page of a plan. `command`: the command that made the plan."""
     title = f"Plan: {count(plan.parameters)} parameters on {devices(plan)}"
     short, *others = sections(plan)
     body = [html.pairs(short.rows)]
@@ -37,7 +37,7 @@ def plan_page(plan: Plan, command: str) -> str:
 
 
 def rate_figure(plan: Plan, rates: Callable[[int], dict[str, float]]) -> str:
-    """The learning rates over the run: exact at the ends of phases and at 400 even steps, with straight lines between."""
+    """Return a chart of the learning rates `rates(step)` over the run: exact at the ends of phases and at 400 even steps."""
     ends = {1, *itertools.accumulate(phase.steps for phase in plan.phases)}
     drawn = {step: rates(step) for step in sorted(ends | {1 + i * plan.settings.max_steps // 400 for i in range(400)})}
     lines = [
@@ -53,13 +53,13 @@ PARTS = (
     "weights", "optimizer state", "gradients", "weight copies", "communication buffers", "optimizer work", "activations",
     "loss head",
 )  # fmt: skip
-"""Parts of the memory from the bottom up, in the order of the colours. Further parts are on top."""
+"""Parts of the memory from the bottom of the chart to the top, in the order of the colours. Other parts are above them."""
 _OPTIMIZER_WIDTH = 0.06
 _LEAST_WIDTH = 0.004
 
 
 def timeline(memory: Memory) -> list[Operation]:
-    """The operations of the step. `live` has all bytes in memory at the peak of the operation, by part."""
+    """Return the operations of a step in order. `Operation.live` has {part: bytes in memory at the operation's peak}."""
     operations, moments = [], iter(memory.moments)
     for step in memory.steps:
         batch = micro_batch(step)
@@ -77,7 +77,7 @@ def timeline(memory: Memory) -> list[Operation]:
 
 
 def memory_figure(plan: Plan) -> str:
-    """Memory over a step, stacked by part, and its table."""
+    """Return the HTML of a chart of the memory during a step, stacked by part, with a legend."""
     memory, operations = plan.memory, timeline(plan.memory)
     names = [name for name in PARTS if any(o.live.get(name) for o in operations)]
     names += sorted({name for o in operations for name in o.live} - set(PARTS))
@@ -119,13 +119,13 @@ def memory_figure(plan: Plan) -> str:
 
 
 def _level(size: float, top: float, said: str, kind: str, x: float) -> list[str]:
-    """A horizontal line at `size` bytes in a picture that is `top` bytes high, and its label `said` at `x` % of the width."""
+    """Return a line at the height of `size` bytes in a chart that ends at `top` bytes, and its label `said` at x = `x` %."""
     y = 100 * (1 - size / top)
     return [html.line(0, y, 100, y, kind), html.text(x, y, said, anchor=html.anchor(x), kind="strong", dy=-5)]
 
 
 def _widths(operations: list[Operation]) -> list[float]:
-    """The share of the picture's width that each operation takes."""
+    """Return each operation's share of the chart's width: by its FLOPs, but fixed for the last operation, the update."""
     flops = sum(o.flops for o in operations) or 1
     widths = [o.flops / flops + _LEAST_WIDTH for o in operations]
     widths[-1] = _OPTIMIZER_WIDTH * sum(widths)
@@ -133,7 +133,7 @@ def _widths(operations: list[Operation]) -> list[float]:
 
 
 def _phases(operations: list[Operation], widths: list[float], memory: Memory) -> list[str]:
-    """Names of phases below the picture, where there is room, and of micro-batches below these."""
+    """Return the texts below a chart: names of phases, where there is room, and below these, names of micro-batches."""
     shapes, x, begin = [], 0.0, 0.0
     for i, operation in enumerate(operations):
         x += widths[i]
@@ -145,7 +145,7 @@ def _phases(operations: list[Operation], widths: list[float], memory: Memory) ->
             shapes.append(html.text(50 * (begin + x), 100.0, operation.phase, anchor="middle", dy=15))
         begin = x
     if len(memory.steps) == 2:
-        flops = [*itertools.accumulate(o.flops for o in operations)]  # both micro-batches have equally many
+        flops = [*itertools.accumulate(o.flops for o in operations)]  # both micro-batches have equally many FLOPs
         half = 100 * sum(width for width, done in zip(widths, flops, strict=True) if 2 * done <= flops[-1])
         for middle, said in ((half / 2, "first micro-batch"), ((half + 100 * (1 - widths[-1])) / 2, "later ones")):
             shapes.append(html.text(middle, 100.0, said, anchor="middle", dy=32))
@@ -160,14 +160,14 @@ COLORS = {
     "exposed communication": 7, "hidden communication": 4, "pipeline bubble": 8, "slowest rank": 6,
 }  # fmt: skip
 MOST_BOXES = 6000
-"""The most boxes in the picture of a pipeline."""
+"""The most boxes (tasks) in the chart of a pipeline. For more tasks, fewer micro-batches are drawn."""
 
 
 def parts_of_step(plan: Plan) -> dict[str, float]:
-    """Seconds of a step by cause, in order of time. They add up to the step.
+    """Return {cause: seconds} of a step, in the order of execution. The seconds add up to the step.
 
-    The MFU is that of the whole step, so the optimizer is a part of the computing time: its memory traffic at full bandwidth.
-    In the rest of the computing time, a backward pass takes twice the time of a forward pass.
+    The computing time (`Times.compute`) includes the optimizer, whose memory traffic is assumed to have full bandwidth. Of the
+    computing time without optimizer and recomputation, the forward passes take a third, the backward passes two thirds.
     """
     times, options = plan.times, plan.options
     assert times.compute is not None and times.step is not None
@@ -191,7 +191,7 @@ def parts_of_step(plan: Plan) -> dict[str, float]:
 
 
 def step_figures(plan: Plan) -> str:
-    """The picture of the step's parts and, with a pipeline, that of its ranks."""
+    """Return the HTML of a chart of a step's time by cause and, with a pipeline, a chart of the tasks of each rank."""
     times, micro_batches = plan.times, plan.settings.accumulation
     if times.step is None:
         return html.figure("The time is unknown: the hardware table has no dense peak for this precision.", "")

@@ -1,4 +1,4 @@
-"""The page of a sweep of plans: time against cost."""
+"""The HTML page of a sweep of plans: a scatter plot of cost over time, and tables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _TIMES = {
     )
     for number in numbers
 }
-"""Marks of the time axis: label → hours."""
+"""Marks of the time axis: {label: hours}."""
 
 
 def sweep_page(variants: Sequence[Variant], best: Variant | None, command: str) -> str:
-    """The page of a sweep. `best`: the variant that was chosen, if one was."""
+    """Return the whole HTML page of a sweep. `best`: the variant that was chosen, or None. `command` made the page."""
     title = f"Sweep: {len(variants)} combinations"
     return html.document(title, [html.heading("Time against cost"), sweep_figure(variants, best)], command)
 
 
 class Point(NamedTuple):
-    """A variant's run: its hours, and its cost in USD at the lower price, or in device-hours if a price is missing."""
+    """Record of a point of the scatter plot: `hours` of a variant's run, and its `cost`: the lower end of the range of costs in
+    USD or, if the price of any variant is unknown, the device-hours. `fits`: whether it fits into memory, also if unknown."""
 
     variant: Variant
     hours: float
@@ -42,7 +43,7 @@ class Point(NamedTuple):
 
 
 def points_of(variants: Sequence[Variant]) -> list[Point]:
-    """The points of the variants whose time is known."""
+    """Return the points of the variants whose time is known."""
     timed = [(variant, plan) for variant in variants if (plan := variant.plan) is not None and plan.run_seconds is not None]
     priced = all(plan.usd for _, plan in timed)
     points = []
@@ -54,7 +55,8 @@ def points_of(variants: Sequence[Variant]) -> list[Point]:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that fit, except those that another fitting point beats in time or cost and at least equals in the other."""
+    """Return the points that fit into memory, except each point for which another fitting point takes less time or costs less
+    and is not worse in the other respect."""
     front: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.hours, p.cost)):
         if not front or point.cost < front[-1].cost or (point.hours, point.cost) == front[-1][1:3]:
@@ -63,7 +65,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def sweep_figure(variants: Sequence[Variant], best: Variant | None) -> str:
-    """The scatter plot of all variants, the table of its Pareto front, and the table of all variants."""
+    """Return the HTML of the scatter plot of all variants, the table of the Pareto front, and the table of all variants."""
     points = points_of(variants)
     axes = list(variants[0].values) if variants else []
     every = html.table(

@@ -1,4 +1,4 @@
-"""A plan as one page: text for a terminal, or Markdown. For JSON, see `lit_llm.plan.as_dict`.
+"""The text of a plan for a terminal, or in Markdown. For JSON, see `lit_llm.plan.as_dict`.
 
 Estimates have two significant digits; counts have all digits.
 """
@@ -33,7 +33,7 @@ _REPEATED = f": beyond about {_MANY_EPOCHS}, repeated data help less (Muennighof
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and rows, which are (label, text) or have the columns that `header` names."""
+    """Record of a heading and rows of a plan's text. `header`: names of the rows' columns; (): rows are (label, text)."""
 
     title: str
     rows: Sequence[tuple[str, ...]]
@@ -41,7 +41,7 @@ class Section:
 
 
 def sections(plan: Plan | dict[str, Any]) -> list[Section]:
-    """The sections of the page about a plan, or about the sizes for a compute budget, a dict (`plan --flops`)."""
+    """Return the sections of the text about a plan, or about a compute budget (the dict of `plan.budget.budget`)."""
     if isinstance(plan, dict):
         return _budget(plan)
     all_sections = [
@@ -59,7 +59,7 @@ def sections(plan: Plan | dict[str, Any]) -> list[Section]:
 
 
 def render(plan: Plan | dict[str, Any], *, width: int = 80) -> Text:
-    """The page for rich's console, in lines of at most `width`."""
+    """Return the text of a plan or budget for rich's console, in lines of at most `width` characters (tables may be wider)."""
     from rich.text import Text
 
     text = Text()
@@ -86,7 +86,7 @@ _LABEL = 24
 
 
 def markdown(plan: Plan | dict[str, Any]) -> str:
-    """The page as Markdown, with a table for each section."""
+    """Return the text of a plan or budget as Markdown, with a table for each section."""
     parts = []
     for section in sections(plan):
         table = table_rows(section.header or ("", ""), section.rows, as_markdown=True)
@@ -98,7 +98,7 @@ def markdown(plan: Plan | dict[str, Any]) -> str:
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
-    """Rows (label, text): whether the run fits in memory, how long it takes, and what it costs."""
+    """Return rows (label, text) about memory (whether the run fits), time and cost."""
     needed, settings, most = _gb(plan.memory.needed), plan.settings, plan.most_memory
     has = "" if plan.capacity_bytes is None else f" of {_gb(usable_bytes(plan.hardware))}"
     needed += "" if most is None else f" (at most {_gb(most)})"
@@ -125,7 +125,8 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether the run fits, in words: "probably fits" if only the most memory that a rank may need exceeds the device's."""
+    """Return "fits", "DOES NOT FIT", "unknown whether it fits", or "probably fits": the planned memory fits into the device,
+    but `Plan.most_memory`, the most that a rank may need, does not."""
     if plan.fits and plan.most_memory is not None and plan.most_memory > usable_bytes(plan.hardware):
         return "probably fits"
     return {True: "fits", False: "DOES NOT FIT", None: "unknown whether it fits"}[plan.fits]
@@ -245,7 +246,7 @@ def _data(plan: Plan) -> str:
 
 
 def _mixture(plan: Plan) -> list[tuple[str, ...]]:
-    """The rows of the table with the columns `_MIXTURE`."""
+    """Return the rows of the mixture's table, one for each phase and source, with the columns `_MIXTURE`."""
     settings = plan.settings
     total = settings.tokens // settings.sequence_length
     rows: list[tuple[str, ...]] = []
@@ -262,8 +263,8 @@ def _mixture(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:
-    """A sentence about the phase in which sources deviate most from their weights; "" if no source of any phase deviates by
-    more than a step, ``global_batch`` sequences.
+    """Return a sentence about the phase in which sources deviate most from their weights; "" if no source of any phase deviates
+    by more than `global_batch` sequences, the sequences of a step.
     """
     worst = max(phases, key=lambda phase: phase.largest_deviation, default=None)
     if worst is None or worst.largest_deviation <= global_batch:
@@ -275,7 +276,7 @@ def _uneven(phases: Sequence[PhaseDraws], global_batch: int) -> str:
 
 
 def sparkline(rate: Callable[[int], float], total_steps: int, width: int = 40) -> str:
-    """`rate` as bars at `width` evenly spaced steps. The tallest bar is the peak."""
+    """Return the rates of up to `width` evenly spaced steps as a line of bar characters. The tallest bar is the peak."""
     width = min(width, total_steps)
     values = [rate(1 + round(i * (total_steps - 1) / max(1, width - 1))) for i in range(width)]
     top = max(values) or 1.0
@@ -300,8 +301,8 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _saving(step: NextStep) -> str:
-    """A flag, what it saves and what it costs: "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB of each machine's
-    memory and 4.5 s a step)".
+    """Return a flag, the memory that it saves, and its price: "--trainer.strategy.cpu_offload true (-3.21 GB, for 24.92 GB
+    of each machine's memory and 4.5 s a step)".
     """
     price = f", for {_gb(step.host_bytes)} of each machine's memory" if step.host_bytes else ""
     price += f" and {duration(step.step_seconds)} a step" if step.step_seconds else ""
@@ -309,7 +310,7 @@ def _saving(step: NextStep) -> str:
 
 
 def _gb(number: float) -> str:
-    """A number of bytes as text in GB, or in MB below 0.1 GB."""
+    """Return the text of a number of bytes, in GB, or in MB below 0.1 GB."""
     return size(number).partition(" (")[0]
 
 
@@ -459,7 +460,7 @@ def _budget(figures: dict[str, Any]) -> list[Section]:
 
 
 def devices(plan: Plan) -> str:
-    """The number and the kind of the devices as text, for example "8 x a100-80gb"."""
+    """Return the number and the kind of the planned devices, such as "8 x a100-80gb"."""
     return f"{plan.settings.layout.devices} x {plan.hardware.name}"
 
 
@@ -467,7 +468,7 @@ SWEEP = ("memory GB", "fits", "largest micro-batch", "step", "tokens/s", "run", 
 
 
 def sweep_row(variant: Variant) -> list[str]:
-    """One row of a sweep's table: the variant's values of the swept settings, then the columns of SWEEP."""
+    """Return one row of a sweep's table: the variant's values of the swept settings, then the columns of SWEEP."""
     plan = variant.plan
     if plan is None:
         return [*variant.values.values(), *["–"] * len(SWEEP)]
@@ -482,7 +483,7 @@ def sweep_row(variant: Variant) -> list[str]:
 
 
 def table_rows(header: Sequence[str], rows: Sequence[Sequence[str]], *, as_markdown: bool) -> str:
-    """A table as text: Markdown, or columns aligned with spaces."""
+    """Return a table as text: in Markdown, or with columns aligned by spaces."""
     if as_markdown:
         marked = [header, ["---"] * len(header), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in marked) + "\n"

@@ -1,32 +1,33 @@
-"""The ranking of settings by their mean losses over seeds, and the figures of a run."""
+"""Rank runs by their last losses, averaged over runs that differ by their seeds alone, and format the main figures of a run."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_llm.core.number_text import count, duration, size
 from lit_llm.reporting.charts import number
-from lit_llm.reporting.run_curves import TOKENS, RunCurves
+from lit_llm.reporting.run_curves import TOKENS, Launch, RunCurves
 from lit_llm.reporting.setting_texts import ABSENT, exact, settings_of, varying_settings
 from lit_llm.reporting.summary import short_cost
+from lit_llm.runs.lock import sign_of_life
 
 SEEDS = ("seed_everything", "data.seed")
-"""Settings of seeds, whose size means nothing."""
+"""Keys of the settings that are random seeds."""
 BITS, VALIDATION, TRAINING = "val/bits_per_byte", "val/loss", "train/loss"
 
 
 class Setting(NamedTuple):
-    """Runs that differ by their seeds alone.
+    """Record of a group of runs that differ by their seeds alone: one place of a ranking.
 
     Args:
-        runs: the runs, of which those with equal curves appear once.
-        value: the mean of the last values of the tag that orders the ranking. None: no run has a finite value, and the setting
-            has no place in the ranking.
-        spread: the sample standard deviation of these values. None: there is one value.
-        names: the names of all runs, also of those with equal curves.
+        runs: the runs of the group; of runs with equal curves, only one.
+        value: the mean over `runs` of the last value of the ranking's curve (a loss). None: no run has a finite value, and the
+            group is unranked.
+        spread: the sample standard deviation of these last values. None: fewer than two runs have a value.
+        names: the names of all runs of the group, also of runs that are left out of `runs`.
     """
 
     runs: tuple[RunCurves, ...]
@@ -36,22 +37,22 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The names of at most three runs, and how many more there are."""
+        """The names of at most three runs of the group, and the number of further runs: "a, b, c and 2 more"."""
         more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
         return ", ".join(self.names[:3]) + more
 
     def said(self) -> str:
-        """The value with its spread, like "1.2345 ± 0.0012"."""
+        """Return `value` with `spread` as text, like "1.2345 ± 0.0012"; "–" without a value."""
         spread = "" if self.spread is None else f" ± {self.spread:.2g}"
         return "–" if self.value is None else f"{self.value:.4f}{spread}"
 
 
 def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
-    """Return the tag by which runs are ordered, and the settings, sorted by their mean values of this tag, the lowest first.
+    """Return (name of the curve by which runs are ranked, groups of runs with the lowest mean last value of this curve first).
 
-    The tag is bits per byte, if each run with a validation loss has them: runs with different tokenizers can be compared by
-    nothing else. If not, it is the validation loss or, if no run has one, the training loss. Runs that stopped before the end
-    that their settings ask for come after the complete ones, each as a setting of its own. Runs without a value are last.
+    The curve is bits per byte if each run with a validation loss has logged bits per byte, which alone can compare runs with
+    different tokenizers. Otherwise the curve is the validation loss or, if no run has a validation loss, the training loss.
+    Runs that stopped before their last step follow the complete runs, each as its own group. Runs without a value are last.
     """
     having = {tag: {run.name for run in runs if run.last(tag) is not None} for tag in (BITS, VALIDATION, TRAINING)}
     if having[BITS] and having[BITS] >= having[VALIDATION]:
@@ -64,7 +65,7 @@ def ranked(runs: Sequence[RunCurves]) -> tuple[str | None, list[Setting]]:
     joined: dict[tuple[str, ...], list[RunCurves]] = {}
     for i, run in enumerate(runs):
         alone = run.name if stopped(run) or _value(run, tag) is None or not settings[i] else ""
-        # Another curve with the same seed does not count as a seed: what differs is no setting, for example the code.
+        # A run with equal settings, also the seed, but another curve joins no group: something else, such as the code, differs.
         twins = [other for other, each in zip(runs[:i], values, strict=False) if each == values[i]]
         again = 0 if any(same_curves(run, other) for other in twins) else len(twins)
         but_seeds = (value for key, value in zip(varying, values[i], strict=True) if key not in SEEDS)
@@ -92,7 +93,7 @@ def same_curves(one: RunCurves, other: RunCurves) -> bool:
 
 
 def stopped(run: RunCurves) -> str:
-    """Why a run did not come to its end, as a sentence without the run's name; "" if it did."""
+    """Return why a run did not reach its last step, as a sentence without its subject (the run); "" if the run is complete."""
     if not run.run.scalars:
         return "has logged nothing"
     if diverged(run):
@@ -103,7 +104,7 @@ def stopped(run: RunCurves) -> str:
     ended, steps = run.end, last_step(run)
     if (ended is not None and ended["complete"]) or (steps is not None and run.step >= steps):
         return ""
-    why = "it runs, was stopped, or died" if ended is None else ended["ended"]
+    why = ended["ended"] if ended else sign_of_life(run.run.path) or "it runs, was stopped, or died"
     if steps is not None:
         return f"has {run.step:,} of {steps:,} steps: {why}"
     if ended is not None:
@@ -112,26 +113,40 @@ def stopped(run: RunCurves) -> str:
 
 
 def diverged(run: RunCurves) -> bool:
-    """Whether the last training loss is not finite."""
+    """Whether the last logged training loss of the run is NaN or infinite."""
     loss = run.last(TRAINING)
     return loss is not None and not math.isfinite(loss)
 
 
 def last_step(run: RunCurves) -> int | None:
-    """The step after which the run's settings end it; None if they set no number of steps."""
+    """Return the last step of the run by its settings (trainer.max_steps); None if the settings have no number of steps."""
     steps = run.run.setting("trainer.max_steps")
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
+def csv_rows(runs: Sequence[RunCurves]) -> list[list[Any]]:
+    """Return a row of names, then a row for each run: size, training FLOPs, last losses, differing settings; None: unknown."""
+    settings, losses = [settings_of(run) for run in runs], (TRAINING, VALIDATION, BITS)
+    varying = varying_settings(settings)
+    rows: list[list[Any]] = [["run", "parameters", "tokens", "flops", "steps", "complete", *losses, *varying]]
+    for run, own in zip(runs, settings, strict=True):
+        last: Launch = run.launches[-1] if run.launches else {}
+        tokens, each = run.last(TOKENS), last.get("flops_per_token")
+        flops = None if tokens is None or each is None else tokens * each
+        row = [run.name, last.get("parameters"), tokens, flops, run.step, not stopped(run), *map(run.last, losses)]
+        rows.append(row + [own.get(key) for key in varying])
+    return rows
+
+
 def figures(run: RunCurves) -> dict[str, str]:
-    """The most important figures of a run as text, by name; "–" for a figure that the run has not logged."""
+    """Return {name: text} of the most important figures of a run; the text is "–" if the run has not logged the figure."""
 
     def shown(tag: str, text: Callable[[float], str]) -> str:
         value = run.last(tag)
         return "–" if value is None else text(value) if math.isfinite(value) else str(value)
 
     steps = last_step(run)
-    peak = max(run.series("memory/peak_gb").values, default=None)  # each launch counts from zero
+    peak = max(run.series("memory/peak_gb").values, default=None)  # each launch measures its own peak
     ended_before = steps is not None and run.step < steps and not stopped(run)
     return {
         "validation loss": shown(VALIDATION, lambda v: f"{v:.4f}"),

@@ -1,4 +1,4 @@
-"""The page of `find-lr`: the sweeps and the short runs as pictures."""
+"""The HTML page of `find-lr`: charts of the learning-rate sweeps and of the short runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lit_llm.training.rate_search import FoundRates
 
 
 def rate_page(advice: FoundRates, title: str, command: str) -> str:
-    """The whole HTML page about `advice`, the rates that `find-lr` found. `command`: the command that made the page."""
+    """Return the whole HTML page about `advice`, the learning rates that `find-lr` suggests. `command` made the page."""
     body = [html.keys([(key, number(rate), "") for key, rate in advice.rates.items()])]
     rows = [
         (key, number(advice.recipe[key]), number(rate), f"{number(min(each))} – {number(max(each))}")
@@ -39,7 +39,7 @@ def rate_page(advice: FoundRates, title: str, command: str) -> str:
 
 
 def _chart(lines: list[Line], label: str, *, cut: bool = False) -> str:
-    """A chart of losses over learning rates, on a logarithmic axis. `cut`: losses above 1.5 times the lowest are cut off."""
+    """Return a chart of losses over learning rates. `cut`: whether losses above 1.5 times the lowest loss are cut off."""
     losses = [y for line in lines for _, y in line.points if math.isfinite(y)]
     high = 1.5 * min(losses) if cut and losses else None
     return chart(

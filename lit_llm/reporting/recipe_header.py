@@ -1,4 +1,4 @@
-"""The header of a recipe, the first lines of its file: figures of its plan, and the smallest hardware on which it fits."""
+"""The header of a recipe (the first lines of its file): figures of the recipe's plan, and the smallest hardware that fits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lit_llm.plan.plan import Plan
 from lit_llm.plan.planned_run import PlannedRun
 
 CPU_GB = 2.0
-"""GB of memory that we assume any computer has free. An unchanged recipe whose tensors need at most this runs on a CPU."""
+"""Assumed GB of free memory on any computer. An unchanged recipe whose tensors take at most CPU_GB fits on a CPU."""
 PROCESS_GB = 0.72
-"""GB of a process beside its tensors: quickstart's process took 1.03 GB at its peak, of which the plan counts 0.31 GB."""
+"""GB of a process without its tensors: the recipe quickstart took 1.03 GB at its peak, of which the plan counts 0.31 GB."""
 MOST_DEVICES = 4096
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def header(plan: Plan, command: str) -> str:
-    """The header of a recipe, from the plan that `command` made: lines `# key          value  (more)` for `recipes list`."""
+    """Return a recipe's header: lines `# key          value  (more)`, which `recipes list` reads. `command` made `plan`."""
     command = re.sub(r" --header(?:[ =]true)?(?= |$)", "", command)
     settings, n, tokens = plan.settings, plan.settings.layout.devices, plan.settings.tokens
     unit, letter = next((each for each in _UNITS if tokens >= each[0] / 2), _UNITS[-1])
@@ -55,7 +55,7 @@ def header(plan: Plan, command: str) -> str:
 
 @dataclass(frozen=True)
 class Smallest:
-    """Devices of one kind, the flags of `fit` that make the recipe fit, and the peak bytes per device."""
+    """Record of hardware for a recipe: kind and number of devices, flags of `fit` with which it fits, peak bytes per device."""
 
     hardware: Hardware
     devices: int
@@ -69,21 +69,20 @@ class Smallest:
 
     @property
     def how(self) -> str:
-        """The flags and the memory of a device, as text; on a CPU the memory alone."""
+        """Text with the flags and the planned memory per device; on a CPU only the planned memory."""
         if not self.hardware.is_gpu:
             return f"the process; {self.bytes_per_device / 1e9:.2f} GB are tensors, by plan"
         return f"{' '.join(self.flags) or 'as it is'}: {self.bytes_per_device / 1e9:.1f} GB each"
 
 
 def smallest(settings: PlannedRun) -> Smallest | None:
-    """The devices with the least total memory, then the lowest price, on which the run fits.
+    """Return the hardware with the least total memory (among equals, with the lowest price) on which the run fits.
 
-    It is a CPU if the run needs at most CPU_GB, else 1, 2, 4, … devices of one kind with FSDP2. The recipe is tried
-    unchanged, then with micro-batches of one sequence, full activation checkpointing, or both.
+    The hardware is a CPU if the run needs at most CPU_GB, else 1, 2, 4, … GPUs of one kind with FSDP2. For each number of GPUs,
+    the recipe is tried unchanged, with micro-batches of one sequence, with full activation checkpointing, and with both.
 
     Args:
-        settings: the run. Its layout is ignored. Numbers of devices that do not divide the batch of every stage of its ramp are
-            skipped.
+        settings: the run; its layout is ignored. Numbers of devices that cannot share the run's batches are skipped.
 
     Returns:
         None if the run does not fit on MOST_DEVICES devices of any kind.
@@ -120,7 +119,8 @@ def _fewest(alone: PlannedRun, hardware: Hardware) -> Smallest | None:
 
 
 def _variants(settings: PlannedRun) -> Iterator[tuple[tuple[str, ...], PlannedRun]]:
-    """Yield (flags, settings with these flags): without a flag, with each of two flags that changes something, with both."""
+    """Yield (flags, settings with these flags) for all combinations of two memory-saving flags, without flags that change
+    nothing."""
     ones = ((), ("--data.micro_batch_size 1",))[: 1 + (settings.sequences > 1)]
     fulls = ((), ("--compute.activation_checkpointing full",))[: 1 + (settings.compute.activation_checkpointing != "full")]
     for full, one in product(fulls, ones):

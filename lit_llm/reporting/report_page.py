@@ -1,4 +1,4 @@
-"""The page of `report` about one run, and the charts of several."""
+"""The HTML page of `report` about one run, and charts that the page of several runs has, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lit_llm.runs.curve_follower import CurveFollower
 from lit_llm.runs.run_folder import CONFIG
 
 SAMPLES = 6
-"""Samples of this many steps are shown, the newest ones."""
+"""The page shows the generated text samples of the newest SAMPLES steps that have samples."""
 PLANNED = (
     "Planned → measured, for each launch. – is not known. On a CPU, the measured memory is that of the whole process, with "
     "Python and its libraries."
@@ -34,7 +34,7 @@ PLANNED = (
 
 
 class Quantity(NamedTuple):
-    """A chart. `tags`: the tag of each line → the name of the line. `robust`: whether single high values are cut off."""
+    """Description of a chart of logged curves. `tags`: {name of a curve: name of its line}. `robust`: cut off outliers."""
 
     title: str
     tags: dict[str, str]
@@ -63,15 +63,15 @@ _QUANTITIES = (
     Quantity("Peak memory, GB", {"memory/peak_gb": "", "plan/peak_gb": "planned"}),
 )
 _MOST_CHARTS = 12
-"""The most sources of data in the charts, and the most charts for tags that no other chart shows."""
+"""The most data sources whose losses are drawn, and the most charts of curves that no other chart shows."""
 
 
 def report_page(run: RunCurves, command: str, recorded: CurveFollower | None = None) -> str:
-    """The page of one run.
+    """Return the whole HTML page of one run.
 
     Args:
         command: the command that made the page.
-        recorded: has the earlier curve with which the run is compared. None: no comparison.
+        recorded: the recorded loss curve with which the run is compared, and its tolerance. None: no comparison.
     """
     body = [html.keys(_keys(run)), html.pairs(described(run)), *(f"<p>{escape(said)}</p>" for said in missing(run))]
     body += _findings(run)
@@ -88,8 +88,8 @@ def report_page(run: RunCurves, command: str, recorded: CurveFollower | None = N
 
 
 def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -> list[tuple[str, str]]:
-    """(title, chart) of every quantity that a run has logged, over steps. The first is the loss, also over tokens and time,
-    with the curve of `recorded` if there is one; the last shows where the time went.
+    """Return (title, HTML of the chart) of every quantity that a run has logged, over steps. The first chart is the loss, also
+    over tokens and time, with the curve of `recorded` if given; the last shows the share of time of each part of a step.
     """
     runs = [run for setting in settings for run in setting.runs]
     pairs = [("Loss", _loss(settings, recorded))]
@@ -117,8 +117,8 @@ def charts(settings: Sequence[Setting], recorded: CurveFollower | None = None) -
 
 
 def _quantities(runs: Sequence[RunCurves]) -> Iterator[Quantity]:
-    """Yield the charts that these runs may have: of preferences, of losses by source, of what any run logs, and, if no run has
-    a loss under our tags, a chart for each further tag.
+    """Yield the charts that `runs` may have: of preference tuning, of losses by data source, of curves such as the learning
+    rate, and, if no run has a curve train/loss or val/loss, of each other logged curve.
     """
     tags = list(dict.fromkeys(tag for run in runs for tag in run.run.scalars))
     yield from _PREFERENCES
@@ -139,7 +139,7 @@ def _quantities(runs: Sequence[RunCurves]) -> Iterator[Quantity]:
 
 
 def missing(run: RunCurves) -> Iterator[str]:
-    """One sentence for each part that the page cannot show, and why."""
+    """Yield a sentence for each part of the page that cannot be shown, with the reason."""
     if not run.run.scalars:
         yield (
             f"{run.name} has logged nothing: it has not reached its first row, or ran without a logger (trainer.logger=false)."
@@ -162,7 +162,7 @@ def missing(run: RunCurves) -> Iterator[str]:
 
 
 def _findings(run: RunCurves) -> list[str]:
-    """The table of `doctor`'s findings about the run; empty if there are none."""
+    """Return the heading and the table of `doctor`'s findings about the run; [] without findings."""
     findings = diagnose(observed(run.run))
     if not findings:
         return []
@@ -209,7 +209,7 @@ def _loss(settings: Sequence[Setting], recorded: CurveFollower | None) -> str:
 
 
 def _unit(runs: Sequence[RunCurves]) -> str:
-    """The unit of the loss: a mean per pair if margins were logged, nats per token if a perplexity was, else "" (unknown)."""
+    """Return the loss's unit: "mean per pair" if margins were logged, "nats per token" if a perplexity was logged, else ""."""
     logged = {tag for run in runs for tag in run.run.scalars}
     if logged & {"train/margin", "val/margin"}:
         return "mean per pair"
@@ -220,10 +220,11 @@ _DASHED = ("grad/norm_clipped", "plan/peak_gb")
 
 
 def _lines(settings: Sequence[Setting], tags: dict[str, str], over: Callable[[RunCurves, str], Points]) -> Iterator[Line]:
-    """Yield a line for each run and tag with values, at the points that `over` gives. `tags`: tag → name of the line.
+    """Yield a line for each run and each of its logged curves in `tags` ({name of the curve: name of the line}).
 
-    If there is one run, each tag has a colour; if there are several, each setting has one. If a setting has several runs, their
-    lines are thin, and a thick line is their mean, at the x values that all these runs have.
+    `over(run, tag)` returns the points of a line. With one run, each curve has a colour; with several, each group of runs
+    (`Setting`). If a group has several runs, their lines are thin, and a thick line is the mean over the runs, at the x values
+    that all runs of the group have.
     """
     many = len(settings) > 1 or len(settings[0].runs) > 1
     for i, setting in enumerate(settings):
@@ -241,22 +242,22 @@ def _lines(settings: Sequence[Setting], tags: dict[str, str], over: Callable[[Ru
 
 
 def _mean(curves: Sequence[Points]) -> Points:
-    """The mean of the curves, at the x values that all curves have."""
+    """Return the pointwise mean of the curves, at the x values that all curves have."""
     values = [dict(points) for points in curves]
     common = sorted(set.intersection(*(set(each) for each in values)))
     return [(x, statistics.fmean(each[x] for each in values)) for x in common]
 
 
 def _wide(lines: Sequence[Line]) -> bool:
-    """Whether the highest values of the lines differ by more than a factor of ten, so that one axis from 0 hides some."""
+    """Whether the maxima of the lines differ by more than a factor of ten: a linear axis would flatten the lower ones."""
     peaks = [max((y for _, y in line.points if math.isfinite(y)), default=0.0) for line in lines]
     above = [peak for peak in peaks if peak > 0]
     return len(above) > 1 and max(above) > 10 * min(above)
 
 
 def _without_outliers(lines: Sequence[Line]) -> float | None:
-    """The value above which lines are cut off: twice the largest of their first values and 95 % quantiles; None if that is not
-    above 0.
+    """Return the value above which lines are cut off: twice the largest of the lines' first values and 95 % quantiles; None if
+    this value is not above 0.
     """
     bounds = []
     for line in lines:
@@ -294,11 +295,11 @@ def _pair(planned: float | None, measured: float | None, shown: Callable[[float]
 
 
 def samples(run: RunCurves, title: str) -> list[tuple[str, str]]:
-    """[(title, HTML)] with the newest text of each prompt, and the texts of earlier steps folded; empty without samples."""
+    """Return [(title, HTML)] with the newest sample of each prompt, and samples of earlier steps folded; [] without samples."""
     parts = []
     for tag, texts in run.run.texts.items():
         if tag.startswith("samples/"):
-            # TextSamples indents them, for TensorBoard.
+            # The callback TextSamples indents the texts, for TensorBoard.
             shown = [
                 (step, html.preformatted(re.sub("^    ", "", text, flags=re.MULTILINE))) for step, text in texts[-SAMPLES:]
             ]

@@ -1,4 +1,4 @@
-"""Settings of runs beside each other: which of them differ, and how a page shows them."""
+"""Compare the settings of several runs: which settings differ, and their values as text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lit_llm.runs.setting_changes import Change, rule
 
 ABSENT = "–"
 _OTHER_CURVES = ("init_from", "resume", "use_ema", "trainer.limit_val_batches", "trainer.fast_dev_run")
-"""Settings that may change when a run is continued. Two runs that differ in one of these from the start have other curves."""
+"""Settings that may change when a run is continued, but that change the curves of a run that has them from its first step."""
 
 
 def settings_of(run: RunCurves) -> dict[str, Any]:
-    """The settings of a run by dotted key. A class comes before its arguments, which follow without `init_args`."""
+    """Return {dotted key: value} of a run's settings. A class comes before its arguments, whose keys lack `init_args`."""
     return dict(leaves(run.run.config))
 
 
 def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys of the settings that differ between runs and change what is trained, in the order of the settings.
+    """Return the keys of settings that differ between runs and affect training. `settings`: of each run, {key: value}.
 
-    An argument of a class that only some runs have is left out if these runs have the same value: only the class differs.
+    An argument of a class that only some runs use is left out if these runs have the same value of the argument.
     """
     keys = list(dict.fromkeys(key for each in settings for key in each))
     classes = {key for key in keys if any(_is_class(each.get(key)) for each in settings)}
@@ -40,7 +40,7 @@ def varying_settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """A setting as the page shows it: a class without its module, a float with four digits, or with all if it has more."""
+    """Return the text of a setting's value for a page: a class without its module; a float by `number` if that is exact."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     if _is_class(value):
@@ -54,13 +54,13 @@ def text(value: Any) -> str:
 
 
 def texts(values: Sequence[Any]) -> list[str]:
-    """The values of one setting as the page shows them. Classes with the same name are shown with their modules."""
+    """Return texts for the values of one setting in several runs: the short ones of `text`, unless these hide a difference."""
     short, whole = [text(value) for value in values], [exact(value) for value in values]
     return short if len(set(short)) == len(set(whole)) else whole
 
 
 def exact(value: Any) -> str:
-    """The value of a setting as a text. Two values have the same text only if they are equal."""
+    """Return a setting's value as text. Two values have the same text only if the values are equal."""
     return str(value) if _is_class(value) or isinstance(value, list) else text(value)
 
 

@@ -1,4 +1,4 @@
-"""The words at the top of a page: which model, which data, what it cost, why it ended."""
+"""Sentences at the top of a run's page: model, data, training, compression, cost, and why the run ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lit_llm.plan.compute import cost_usd
 from lit_llm.reporting.run_curves import Launch, RunCurves
 
 _SOURCES = ("paths", "path", "train", "val")
-"""Settings of data that name files."""
+"""Keys of data settings whose values are paths of files."""
 
 
 def described(run: RunCurves) -> list[tuple[str, str]]:
-    """(name, sentence) of what the run has recorded: model, data, training, compression, costs and end."""
+    """Return (name, sentence) pairs about the run's model, data, training, compression, costs and end, if recorded."""
     sentences = {
         "model": _model(run),
         "data": _data(run),
@@ -29,28 +29,28 @@ def described(run: RunCurves) -> list[tuple[str, str]]:
 
 
 def planned_cost(launches: Sequence[Launch]) -> str:
-    """The cost that the first launch planned for the whole run, like "$1.2 for 37 min on h100-sxm"; "" if unknown."""
+    """Return the cost that the first launch planned for the whole run, like "$1.2 for 37 min on h100-sxm"; "" if unknown."""
     usd, spent, _ = _price(launches[:1], "run_seconds")
     return f"{usd} {spent}" if usd and not launches[0]["first_step"] else ""
 
 
 def cost(launches: Sequence[Launch]) -> str:
-    """The price of the time that the launches have trained; "" if no launch knew a price."""
+    """Return the cost of the launches' training time, like "$1.2 for 37 min on h100-sxm"; "" if no launch recorded a price."""
     usd, spent, priced = _price(launches, "trained_seconds")
     some = f"; {priced} of {len(launches)} launches recorded a price" if priced < len(launches) else ""
     return f"{usd} {spent}{some}" if usd else ""
 
 
 def short_cost(launches: Sequence[Launch]) -> str:
-    """The price without time and hardware, like "$0.17 (1 of 2 launches)"; "" if no launch knew a price."""
+    """Return the cost of the launches without time and hardware, like "$0.17 (1 of 2 launches)"; "" without a price."""
     usd, _, priced = _price(launches, "trained_seconds")
     return usd + f" ({priced} of {len(launches)} launches)" if usd and priced < len(launches) else usd
 
 
 def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
-    """(price, time and hardware, number of launches with a price), for the seconds that launches recorded as `name`.
+    """Return (text of the price, text of time and hardware, number of launches with a price).
 
-    The texts are "" if no launch has both seconds and a price.
+    `name`: key of the launches' seconds in plan.json. Both texts are "" if no launch has both seconds and a price.
     """
     spent = [({**launch["predicted"], **launch["measured"]}.get(name), launch) for launch in launches]
     priced = [(seconds, launch) for seconds, launch in spent if seconds and launch["price_usd_hour"] is not None]
@@ -62,7 +62,7 @@ def _price(launches: Sequence[Launch], name: str) -> tuple[str, str, int]:
 
 
 def _hardware(launches: Sequence[Launch]) -> str:
-    """The devices of the last launch, like "8 x h100-sxm"; "" if there is no launch."""
+    """Return the devices of the last launch, like "8 x h100-sxm"; "" if there is no launch."""
     for last in launches[-1:]:
         return ("" if last["devices"] == 1 else f"{last['devices']} x ") + str(last["hardware"]["name"])
     return ""
@@ -124,7 +124,7 @@ def _training(run: RunCurves) -> str:
 
 
 def _compression(run: RunCurves) -> str:
-    """The last validation loss in bits, beside the bits per byte of compressors on the same text."""
+    """Return a sentence with the last validation loss in bits per byte and per token, and the bits per byte of gzip and xz."""
     loss, bits = run.last("val/loss"), run.last("val/bits_per_byte")
     if loss is None or bits is None:
         return "" if loss is None else "bits per byte are not known: no tokenizer, or a loss that is not nats per token"

@@ -1,4 +1,4 @@
-"""The runs that `report` names: run folders of lit_llm, and those of a CSVLogger or TensorBoardLogger alone."""
+"""Find the runs for `report`: run folders of lit_llm, and folders that only a CSVLogger or TensorBoardLogger wrote."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NOTHING = f"neither {CONFIG} nor {METRICS}, {CSV_METRICS} or TensorBoard's even
 
 
 def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
-    """Return the runs, each once, and sentences about folders that are left out.
+    """Return (runs without duplicates, sentences about folders that are left out).
 
     Args:
         named: run folders, or folders of run folders.
 
     Raises:
-        UserError: A folder is no run folder and contains none, or no run can be read.
+        UserError: A folder in `named` is no run folder and contains no run folder, or no run can be read.
     """
     paths: list[Path] = []
     notes: list[str] = []
@@ -64,10 +64,10 @@ def sweep_runs(named: Sequence[str]) -> tuple[list[LoadedRun], list[str]]:
 
 
 def named_run(named: str) -> LoadedRun:
-    """The run of a folder.
+    """Return the run in the folder `named`.
 
     Raises:
-        UserError: The folder is no run folder. The message says whether there are runs in it.
+        UserError: The folder is no run folder. The message says whether it contains run folders.
     """
     folder = expanded(named, key="run", flag="--run")
     if _is_run(folder):
@@ -83,7 +83,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _below(folder: Path) -> int:
-    """The number of runs in a folder that is no run folder itself; 0 for a run folder."""
+    """Return the number of run folders in `folder`; 0 if `folder` is a run folder itself."""
     if _is_run(folder) or not folder.is_dir():
         return 0
     try:
@@ -93,7 +93,7 @@ def _below(folder: Path) -> int:
 
 
 def _was_set_aside(path: Path) -> bool:
-    """Whether `fit --replace true` has renamed the run: NAME.1 beside a run NAME, with settings that call it NAME."""
+    """Whether `fit --replace true` has renamed the run folder NAME to `path`, NAME.1: the setting run_dir still has NAME."""
     name, _, number = path.name.rpartition(".")
     if not number.isdecimal() or not name or not _is_run(path.with_name(name)):
         return False

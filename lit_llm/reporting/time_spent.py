@@ -1,4 +1,4 @@
-"""Where the time of a run went: seconds by part, from what its callbacks logged."""
+"""Split a run's time into parts (forward, backward, data, validation, …), from curves of `TimeBreakdown` or `Throughput`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _SHARES = {
     "time/checkpoint_fraction": "saving",
     "time/other_fraction": "everything else",
 }
-"""The tags that `TimeBreakdown` logs, with the names of the parts."""
+"""{curve that the callback `TimeBreakdown` logs: name of the part}."""
 _REST = "validation, saving and samples"
 _COLORS = dict(zip((*_SHARES.values(), "training steps", _REST), (0, 1, 2, 7, 6, 4, 5, 8, 0, 4), strict=True))
 
 
 TimeSpent = tuple[dict[str, float], str]
-"""Seconds by part, and the callback that measured them."""
+"""({part: seconds}, name of the callback that measured the seconds)."""
 
 
 def time_spent(run: RunCurves) -> TimeSpent | None:
-    """The time between logged rows, by part. None if neither `TimeBreakdown` nor `Throughput` has logged.
+    """Return ({part: seconds between logged rows}, the callback that logged these: `TimeBreakdown`, `Throughput`) or None.
 
-    `Throughput` does not measure validation, saving and text generation, so the rest of the time between two rows is theirs.
+    `Throughput` measures only training steps, so all other time between two rows counts as validation, saving and samples.
     """
     stretches = _stretches(run)
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -54,7 +54,7 @@ def time_spent(run: RunCurves) -> TimeSpent | None:
 
 
 def _stretches(run: RunCurves) -> dict[int, tuple[float, float]]:
-    """Step of a row → (seconds, tokens) since the row before it, without pauses between launches."""
+    """Return {step of a row: (seconds, tokens) since the previous row, without pauses between launches}."""
     times, tokens = run.over_time(TOKENS), run.over_steps(TOKENS)
     stretches = {}
     for i in range(1, min(len(times), len(tokens))):
@@ -65,7 +65,7 @@ def _stretches(run: RunCurves) -> dict[int, tuple[float, float]]:
 
 
 def time_figure(runs: list[tuple[str, TimeSpent]]) -> str:
-    """A bar for each run, and a table of the parts."""
+    """Return the HTML of a stacked bar for each run, and a table of the parts. `runs`: (name of the run, time by part)."""
     names = list(dict.fromkeys(name for _, (seconds, _) in runs for name in seconds))
     rows, cells = [], []
     for run, (parts, _) in runs:

@@ -1,4 +1,4 @@
-"""Run folders: their files, their lock, and where a run starts or continues."""
+"""Run folders: their files and their lock, and the choice of the checkpoint from which a launch starts or continues."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def load(run: str | Path) -> LoadedRun:
-    """The curves, texts, settings and checkpoints of a run folder, for notebooks.
+    """Load a run folder, for notebooks: an object with its curves, texts, settings and checkpoints.
 
     Raises:
-        UserError: It is not a run folder.
+        UserError: `run` is not a run folder.
     """
     from lit_llm.runs.loaded_run import LoadedRun  # TensorBoard takes a second to import
     from lit_llm.runs.run_folder import expanded

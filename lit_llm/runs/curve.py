@@ -1,4 +1,4 @@
-"""The curve of a run as a small CSV: one line per logged step, after comment lines about the run. Imports no torch."""
+"""The curve of a run as a small CSV: comment lines about the run, then one line per logged step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COLUMNS = {
     "gradient_norm": "grad/norm",
     "validation_loss": "val/loss",
 }
-"""Column of the CSV after the column `step` → name under which the metric is logged."""
+"""Column of the CSV → name under which the metric is logged. The column `step` comes before these."""
 TOLERANCE = 0.02
-"""The relative difference between a run's losses and a curve's that is allowed by default."""
+"""Default of `check_tolerance`: the allowed relative difference between a loss of a run and the loss in a curve."""
 
 
 @dataclass
 class Row:
-    """The logged values of one optimizer step; None where a value was not logged."""
+    """Record of the logged values of one optimizer step; None where a value was not logged."""
 
     step: int
     tokens: float | None = None
@@ -34,20 +34,20 @@ class Row:
     """Nats per token over the step's global batch."""
     learning_rate: float | None = None
     gradient_norm: float | None = None
-    """Norm before clipping."""
+    """Norm of the gradient before clipping."""
     validation_loss: float | None = None
-    """Nats per token."""
+    """Nats per token of the validation data."""
 
 
 @dataclass
 class Curve:
-    """Rows by ascending step, and facts about the run, such as versions, seed, hardware and command."""
+    """Record of a run's curve: `rows` by ascending step, and `facts` about the run: name, such as seed or command → text."""
 
     facts: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Write the CSV, with seven digits per value: the precision of fp32."""
+        """Write the curve as CSV to `path`, with seven significant digits per value: the precision of fp32."""
         text = io.StringIO()
         for name, value in self.facts.items():
             text.write(" ".join(f"# {name}: {value}".splitlines()) + "\n")
@@ -61,10 +61,10 @@ class Curve:
 
     @classmethod
     def read(cls, path: Path) -> Curve:
-        """Read a CSV that `write` has written.
+        """Read a curve from a CSV that `write` has written.
 
         Raises:
-            UserError: There is no such file, or it is not a curve.
+            UserError: The file does not exist, or is not a curve.
         """
         lines = read_text(path).splitlines()
         comments = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
@@ -86,5 +86,5 @@ class Curve:
 
 
 def versions_text(versions: Mapping[str, str | None]) -> str:
-    """The versions of packages as the text that the header of a curve has, under the name "versions"."""
+    """The text "name version, name version, …" that the fact "versions" of a curve has."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

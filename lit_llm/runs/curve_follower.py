@@ -1,4 +1,4 @@
-"""`fit --check_against`: compares a run with the curve of an earlier run."""
+"""The logger of `fit --check_against`, which compares the metrics of a run with the curve of an earlier run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from lit_llm.core.errors import UserError
 from lit_llm.runs.curve import COLUMNS, Curve, Row, versions_text
 
 EXACT = 1e-5
-"""Relative tolerance of token counts and learning rates. Both are functions of the step; a curve holds seven digits of them."""
+"""Allowed relative difference of token counts and learning rates, which depend only on the step. A curve has seven digits."""
 
 
 class CurveFollower(Logger):
-    """Compares every logged row with a curve and warns once, at the first difference above the tolerance.
+    """Compares every logged row with a curve, and warns once, at the first difference above the tolerance.
 
-    It is a logger, not a callback, so it sees the same numbers as TensorBoard, and reads nothing from the device itself.
+    As a logger, not a callback, it gets the numbers that TensorBoard gets, and reads no tensor from the device.
 
     Args:
-        reference: The curve to compare with.
-        name: The curve's name in messages.
+        reference: The curve of the earlier run.
+        name: The name of that curve in messages.
         tolerance: Allowed relative difference of training and validation loss. Gradient norms are not compared.
-        own_versions: Versions of the packages that the run used; "" if they are not known. None: the versions of this process.
+        own_versions: Versions of the packages that this run used, as text; "" if unknown. None: the versions of this process.
     """
 
     def __init__(self, reference: Curve, name: str, tolerance: float, own_versions: str | None = None) -> None:
@@ -37,13 +37,13 @@ class CurveFollower(Logger):
         self._own_versions = versions_text(versions()) if own_versions is None else own_versions
         self.tolerance = tolerance
         self.left: str | None = None
-        """The first difference above the tolerance, as a sentence; None if there is none."""
+        """The first difference above the tolerance, as the end of a sentence; None if no difference is above the tolerance."""
         self.compared: set[int] = set()
         self._largest = (0.0, 0, "")
 
     @classmethod
     def of_file(cls, path: Path, tolerance: float) -> CurveFollower:
-        """Follow the curve in a file.
+        """Make a CurveFollower that compares a run with the curve in a CSV file.
 
         Raises:
             UserError: The file is not a curve, or the tolerance is not above 0.
@@ -74,7 +74,7 @@ class CurveFollower(Logger):
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Compare what a resumed run logged before: the rows of its own `curve` up to `step`, from which it continues."""
+        """Compare, as if logged now, the rows of earlier launches of a resumed run: those of `curve` up to the step `step`."""
         for row in curve.rows:
             if row.step <= step and row.step in self._rows:
                 self._compare(row)
@@ -94,7 +94,7 @@ class CurveFollower(Logger):
             difference = abs(ours - theirs) / max(abs(theirs), 1e-12)
             if allowed == self.tolerance and difference > self._largest[0]:
                 self._largest = (difference, step, column)
-            if not difference <= allowed and self.left is None:  # NaN leaves it too
+            if not difference <= allowed and self.left is None:  # true for NaN, too
                 self.left = (
                     f"leaves {self.curve_name} at step {step}: {column.replace('_', ' ')} {ours:.6g}, expected {theirs:.6g} "
                     f"(difference {difference:.2%}, allowed {allowed:.3%}){self._other_versions()}"

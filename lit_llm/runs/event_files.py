@@ -1,4 +1,4 @@
-"""Reads the texts in a TensorBoard event file. Its scalars, of which it may have millions, are skipped."""
+"""Reads the texts in a TensorBoard event file, and skips the scalars, of which a file may have millions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
 FRAME = 16
-"""Bytes of a record in addition to its content: its length and two checksums, which are not compared."""
+"""Bytes of a record in addition to its content: 8 for the length, and 4 for each of two checksums, which are not compared."""
 _FIRST = 2
-"""Number of records at the start of a file that are kept: the version, and the step from which the launch was resumed."""
+"""Number of records that are always read: the first has the format version, the second the step of a resumed launch."""
 
 
 class EventFile(NamedTuple):
-    """The events of a file, and how much of it could be read.
+    """Record of the texts in an event file, and of the number of bytes that could be read.
 
     Attributes:
-        events: the first events, and the events with text.
-        read: bytes of whole records. The bytes after them cannot be read.
+        events: the first `_FIRST` events, and all events with text.
+        read: size in bytes of the intact records at the start of the file. The bytes after them cannot be read.
+        size: size of the file in bytes.
     """
 
     events: list[Event]

@@ -22,16 +22,16 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
-from lit_llm.runs.run_folder import run_of
+from lit_llm.runs.run_folder import refuse_hugging_face, run_of
 from lit_llm.runs.saved_run import SavedRun, find_checkpoint
 from lit_llm.tokenizers import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if they were moved"
-"""Help of a command's flag --init_from."""
+"""The help text of the flag --init_from of commands that read a LoRA run."""
 
 
 def named_base(path: str | None) -> Path | None:
-    """The checkpoint that a command's flag --init_from names; None without the flag.
+    """The checkpoint that `path`, the value of --init_from, names: itself, or the last one of a run folder. None for None.
 
     Raises:
         UserError: There is no checkpoint at `path`.
@@ -41,14 +41,14 @@ def named_base(path: str | None) -> Path | None:
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """A checkpoint whose weights a run starts with. The run begins at step 0 with a fresh optimizer."""
+    """The checkpoint whose weights a run takes at step 0, with a new optimizer. `model`: model settings in the checkpoint."""
 
     saved: SavedRun
     model: GPTConfig
     architecture: Architecture | None
-    """The custom model that the weights belong to; None for a GPT."""
+    """Class and arguments of the custom model to which the weights belong; None for a GPT."""
     tokenizer_file: Path | None
-    """The tokenizer.json in the run folder of the checkpoint; None if there is none."""
+    """The tokenizer.json in the run folder of the checkpoint; None if the folder has no such file."""
 
     @property
     def checkpoint(self) -> Path:
@@ -56,15 +56,15 @@ class InitialWeights:
 
     @classmethod
     def find(cls, path: Path) -> InitialWeights:
-        """The checkpoint at `path`, or the last one of the run folder `path`.
+        """The initial weights at `path`, which is a checkpoint, or a run folder, whose last checkpoint is taken.
 
         Raises:
-            UserError: `path` is neither, or its checkpoint is not one of lit_llm.
+            UserError: `path` is neither of these, or the checkpoint is of another program.
         """
-        kind = "Hugging Face folder" if (path / "config.json").is_file() else "folder of torch.distributed.checkpoint"
-        if kind.startswith("Hugging") or is_dcp_folder(path):
+        refuse_hugging_face(path, "--init_from")
+        if is_dcp_folder(path):
             raise UserError(
-                f"{path} is a {kind}; make a run folder of it first: "
+                f"{path} is a folder of torch.distributed.checkpoint; make a run folder of it first: "
                 f"python -m lit_llm import --from {path} --out RUN (--init_from)"
             )
         if not path.exists():
@@ -80,7 +80,7 @@ class InitialWeights:
         return cls(saved, model, saved_architecture(saved.values), file if file.exists() else None)
 
     def defaults(self) -> dict[str, Any]:
-        """Defaults for the model and the tokenizer that follow from the weights. Recipes and flags override them."""
+        """Key → default of settings of model and tokenizer that follow from the weights. Recipes and flags override these."""
         model = self.model
         defaults: dict[str, Any] = {}
         if self.tokenizer_file is not None:
@@ -92,13 +92,13 @@ class InitialWeights:
         defaults["architecture"] = settings.pop("architecture", None)
         return defaults | {
             f"model.{name}": value for name, value in settings.items() if name not in BASES
-        }  # rates are the run's
+        }  # `BASES` set learning rates, which the new run decides
 
     def damage(self, *, ranks: int = 1) -> str | None:
-        """How the checkpoint or its tokenizer is damaged, as a sentence; None if neither is, and on ranks above 0.
+        """How the checkpoint or its tokenizer is damaged, as a sentence; None if both are intact, and on ranks above 0.
 
         Args:
-            ranks: Number of processes that load the weights. If there are several, they hash the shards while loading.
+            ranks: Number of processes that load the weights. Several processes hash the shards while loading, not here.
         """
         if not is_rank_zero():
             return None
@@ -108,9 +108,9 @@ class InitialWeights:
         return problem and f"{problem} (--init_from)"
 
     def model_problems(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
-        """Return why the weights do not fit a model, one sentence each.
+        """Return why the weights do not fit the model of the new run, as a list of sentences.
 
-        Rotary positions fit any length. For a custom model, only loading shows whether weights fit.
+        With rotary positions, the block size may differ. For a custom model, only loading shows whether weights fit.
         """
         saved = model_settings(self.model, self.architecture)
         if model.position == "rope" or architecture is not None:
@@ -118,12 +118,12 @@ class InitialWeights:
         return model_changes(saved, model, architecture, accepted=True)
 
     def reinterpretations(self, model: GPTConfig, architecture: Architecture | None) -> list[str]:
-        """One sentence for each setting that fits the weights' shapes, but differs from that with which they were trained."""
+        """One sentence for each model setting that fits the shapes of the weights, but had another value in their training."""
         changes = reinterpretations(model_settings(self.model, self.architecture), model, architecture)
         return [f"{change}: the weights were trained with the former" for change in changes]
 
     def tokenizer_problem(self, tokenizer: Tokenizer | None) -> str | None:
-        """A sentence if the data use another tokenizer than the weights. None also if one of them has no tokenizer."""
+        """A sentence if data and weights have different tokenizers; else None, also if the data or the weights have none."""
         if tokenizer is None or self.tokenizer_file is None:
             return None
         if tokenizer.same_vocabulary(load_tokenizer(self.tokenizer_file)):

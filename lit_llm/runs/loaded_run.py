@@ -1,4 +1,4 @@
-"""A run folder as data: its settings, curves, texts and checkpoints."""
+"""Reads a run folder: its settings, curves, texts and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Series(NamedTuple):
-    """The logged values of one tag, by step."""
+    """Record of the logged values of one metric: lists of equal length, by ascending step."""
 
     steps: Sequence[int]
     """For each value, the number of optimizer steps that were complete when it was logged."""
@@ -40,10 +40,10 @@ class LoadedRun:
 
     Args:
         path: the run folder.
-        of_lit_llm: whether the folder must be one of lit_llm. False: it may be the folder of any TensorBoard logger.
+        of_lit_llm: whether lit_llm must have written the folder. False: any TensorBoard logger may have written it.
 
     Raises:
-        UserError: The folder must be one of lit_llm, but has neither a config.yaml nor a metrics.jsonl.
+        UserError: `of_lit_llm` is true, but the folder has neither a config.yaml nor a metrics.jsonl.
     """
 
     def __init__(self, path: Path, *, of_lit_llm: bool = True) -> None:
@@ -53,7 +53,7 @@ class LoadedRun:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The settings in config.yaml; empty without that file, as in a run of another project."""
+        """The settings in config.yaml, as nested dicts; empty without that file, as in a run of another project."""
         return settings_of(self.path) if (self.path / CONFIG).exists() else {}
 
     def setting(self, key: str) -> Any:
@@ -62,15 +62,15 @@ class LoadedRun:
 
     @cached_property
     def checkpoints(self) -> list[Path]:
-        """The checkpoints of steps, oldest first, without the links `last`, `best` and `stable`."""
+        """Paths of the folder's checkpoints, oldest first, without the links `last`, `best` and `stable`."""
         return sorted((self.path / CHECKPOINTS).glob("step-*.ckpt"))
 
     @cached_property
     def scalars(self) -> dict[str, Series]:
-        """Every logged number, by tag. A run that logged nothing has none.
+        """Name of a metric (tag) → its logged values. Empty if nothing was logged.
 
-        They are read from the first of these that has any: metrics.jsonl (which is written whatever logger the run used),
-        TensorBoard's events, a CSVLogger's metrics.csv.
+        The values are read from the first of these that has any: metrics.jsonl, which is written whatever logger the run used;
+        TensorBoard's events; a CSVLogger's metrics.csv.
         """
         columns = {} if self._rows is None else self._rows.columns
         if not columns:
@@ -83,7 +83,7 @@ class LoadedRun:
 
     @property
     def curve(self) -> Curve:
-        """The curve of the logged steps, without facts. It has no rows if nothing was logged."""
+        """The curve of the run, without facts: a row for each logged step, and no rows if nothing was logged."""
         rows: dict[int, Row] = {}
         for column, metric in COLUMNS.items():
             series = self.scalars.get(metric, Series((), (), ()))
@@ -93,7 +93,7 @@ class LoadedRun:
 
     @cached_property
     def texts(self) -> dict[str, list[tuple[int, str]]]:
-        """Every logged text as (step, text), by tag, such as "samples/0"."""
+        """Tag, such as "samples/0" → the texts logged under this tag, as (step, text) by ascending step."""
         by_tag: dict[str, dict[int, str]] = {}
         for file in self._event_files.values():
             for event in file.events:
@@ -140,12 +140,12 @@ class LoadedRun:
 
     @cached_property
     def events(self) -> EventAccumulator:
-        """Every event in the TensorBoard files of the folder, without the rows that a resumed run repeats.
+        """All events in the TensorBoard files of the folder. Of a step that a resumed run logged again: only the newest events.
 
         Raises:
-            UserError: An event is not one of TensorBoard's.
+            UserError: An event file was not written by TensorBoard.
         """
-        # Sizes of 0 keep every row. TensorBoard drops the rows that a resumed run repeats, with a warning, which is silenced.
+        # A size of 0 keeps every row. TensorBoard drops rows that a resumed run repeats, and warns of it: silenced here.
         events = EventAccumulator(str(self.path), size_guidance={"scalars": 0, "tensors": 0})
         log = logging.getLogger("tensorboard")
         level = log.level
@@ -160,7 +160,7 @@ class LoadedRun:
 
 
 def setting_in(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None if a part of it is missing."""
+    """The value of a dotted key, such as trainer.max_steps, in nested dicts; None if a part of the key is missing."""
     value: Any = settings
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -168,7 +168,7 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def by_step(steps: list[int], values: list[float], times: list[float]) -> Series:
-    """The values as a Series, by ascending step. If a step has several values, the last one counts."""
+    """A Series of the values, sorted by step. If a step has several values, the Series has only the last one."""
     if any(map(operator.ge, steps, steps[1:])):
         last = dict(zip(steps, zip(values, times, strict=True), strict=True))
         steps = sorted(last)

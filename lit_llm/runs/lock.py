@@ -1,18 +1,18 @@
 """The lock of a run folder: at most one `fit` writes into it.
 
-The lock is the file `lock.json` in the folder, with process, host and time. Its owner updates the file's modification time
-(the heartbeat) every few seconds and deletes the file at the end. A process that is killed leaves the file behind, so a launch
-that finds one has to know whether the file's owner still runs:
+The lock is the file `lock.json` in the folder, with process, host and time. The process that wrote the file, the owner, updates
+the file's modification time every few seconds (the heartbeat), and deletes the file at the end. A killed process leaves the
+file behind, so a launch that finds a lock.json has to know whether its owner still runs:
 
-- Owner on the same machine (same boot, same PID namespace): it runs if that PID exists, is not a zombie and started when the
-  lock says. A reused PID has another start time. The heartbeat does not matter: a stopped process still owns its folder.
+- Owner on the same machine (same boot, same PID namespace): it runs if its PID exists, is not a zombie and has the start time
+  in the file. A reused PID has another start time. The heartbeat does not matter: a stopped process still owns its folder.
 - Owner elsewhere: the owner runs if its heartbeat changes within `PATIENCE` seconds of watching. No clocks are compared.
 
-A kernel lock (flock, fcntl) is not enough: it is released when a process dies, but it is not reliable across hosts. Some file
-systems refuse it (Lustre without the `flock` mount option). Others accept it and exclude only processes of one host
-(BeeGFS by default, Linux NFS with `local_lock`). flock is also inherited by forked loader workers, which outlive a killed
-parent. So flock protects only the moment in which the file is read and written. Where it is not supported, two launches in
-the same millisecond may both acquire the lock; `check` then stops one of them before it saves a checkpoint.
+A kernel lock (flock, fcntl) is not enough: the kernel releases it when a process dies, but it is unreliable across hosts. Some
+file systems refuse it (Lustre without the `flock` mount option). Others exclude only processes of one host (BeeGFS by default,
+Linux NFS with `local_lock`). Forked loader workers also inherit flock, and outlive a killed parent. So flock protects only the
+moment in which lock.json is read and written. Where flock is not supported, two launches in the same millisecond may both
+acquire the lock; `check` then stops one of the two before it saves a checkpoint.
 
 Sources: flock(2), fcntl(2); proc(5), start time in field 22 of /proc/PID/stat; nfs(5), opening a file revalidates its
 attributes.
@@ -38,33 +38,33 @@ from lit_llm.core.errors import UserError
 
 LOCK = "lock.json"
 HEARTBEAT = 10.0
-"""Seconds between two updates of the modification time."""
+"""Seconds between two updates of the modification time of lock.json."""
 PATIENCE = 60.0
 """Seconds without a heartbeat after which an owner on another machine is considered dead."""
 
 
 class _Owner(NamedTuple):
-    """The owner of a lock: the entries of lock.json, and the file's modification time."""
+    """Record of the owner of a lock: the entries of lock.json, and the file's modification time."""
 
     pid: int
     host: str
     machine: str
-    """`_machine()` of the owner. Two owners with the same value share one table of PIDs."""
+    """`_machine()` of the owner. Two processes with the same value see the same PIDs."""
     started: str
     """Start time of the process, in clock ticks since the machine's boot; "" without /proc."""
     since: str
     """Time at which the process acquired the lock, ISO 8601."""
     token: str
-    """A random text of the `RunLock` that wrote the file, by which this lock recognises its own file."""
+    """A random text that each `RunLock` chooses, and by which it recognises a lock.json that it wrote itself."""
     modified: int = 0
-    """Modification time of the file in nanoseconds. It is no entry of the file."""
+    """Modification time of lock.json in nanoseconds since 1970. It is not stored in the file."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (since {self.since})"
 
 
 class RunLock:
-    """The lock of one run folder, for rank 0 of one `fit`. A context manager: acquires it, and releases it at the end."""
+    """The lock of a run folder, for rank 0 of a `fit`. As a context manager, it is acquired on entry and released on exit."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -75,7 +75,7 @@ class RunLock:
         self._thread: threading.Thread | None = None
 
     def refuse_if_held(self) -> None:
-        """Return if the lock is free or its owner no longer runs.
+        """Check that no running process owns the lock. May wait `PATIENCE` seconds. Remembers a dead owner, for `acquire`.
 
         Raises:
             UserError: Another process owns the lock.
@@ -110,17 +110,17 @@ class RunLock:
             self._thread.start()
 
     def release(self) -> None:
-        """Delete lock.json if it is still this lock's."""
+        """Stop the heartbeat, and delete lock.json if this object wrote it."""
         self._stop.set()
         if self._owns():
             with contextlib.suppress(OSError):  # a read-only disk; the next run takes over the lock of a dead process
                 self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Check that this process still owns the lock. Called before a checkpoint is written.
+        """Check that no other process has taken over this process's lock. Called before a checkpoint is written.
 
         Raises:
-            RuntimeError: Another process has taken the lock over, because this one did not answer for a long time.
+            RuntimeError: Another process has taken the lock over, because this process had no heartbeat for `PATIENCE` s.
         """
         owner = _read(self.path)
         if owner is not None and owner.token != self._token:
@@ -137,7 +137,7 @@ class RunLock:
         self.release()
 
     def _try_to_write(self) -> bool:
-        """Write the lock if nobody or a dead process owns it. Returns whether it was written."""
+        """Write lock.json if no process, or a dead process, owns the lock. Returns whether the file was written."""
         with open(self.path, "a+", encoding="utf-8") as file:
             with contextlib.suppress(OSError):  # a file system without flock
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -169,7 +169,7 @@ class RunLock:
                     os.utime(self.path)
 
     def _watch(self, owner: _Owner) -> bool:
-        """Watch the heartbeat for up to `PATIENCE` seconds, and return whether an owner on another machine runs."""
+        """Wait up to `PATIENCE` seconds for a heartbeat of an owner on another machine. Returns whether the owner runs."""
         print(f"{self.run_dir} is locked by {owner}; waiting up to {PATIENCE:.0f} s for a sign of life.", file=sys.stderr)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
@@ -182,8 +182,20 @@ class RunLock:
         return False
 
 
+def sign_of_life(run_dir: Path) -> str:
+    """A clause about the lock's owner: it runs, was killed or, if that is unknown, its last heartbeat. "": no lock."""
+    owner = _read(run_dir / LOCK)
+    if owner is None:
+        return ""
+    running = _is_running(owner)
+    if running is None:  # only the machines' clocks can be compared
+        ago = max(0.0, time.time() - owner.modified / 1e9)
+        return f"{owner} updated {LOCK} {ago:,.0f} s ago; while it runs, it does so every {HEARTBEAT:.0f} s"
+    return f"{owner} runs" if running else f"{owner} was killed: python -m lit_llm fit --run {run_dir} --resume auto continues"
+
+
 def _read(path: Path) -> _Owner | None:
-    """The owner in a lock file; None if there is no file, or if its owner was killed while writing it."""
+    """The owner that the lock.json at `path` names; None if the file is missing, or incomplete after its writer was killed."""
     try:
         return _Owner(**read_json(path))._replace(modified=path.stat().st_mtime_ns)
     except (OSError, ValueError, TypeError):
@@ -191,7 +203,7 @@ def _read(path: Path) -> _Owner | None:
 
 
 def _is_running(owner: _Owner) -> bool | None:
-    """Whether the owner's process exists; None if that cannot be known from here."""
+    """Whether the owner's process exists; None if that is unknown: the owner is on another machine, or there is no /proc."""
     if owner.machine != _machine():
         return None
     if owner.started:
@@ -200,7 +212,7 @@ def _is_running(owner: _Owner) -> bool | None:
 
 
 def _machine() -> str:
-    """An identifier of this boot of this machine and this PID namespace. Without /proc, the host's name."""
+    """A text that identifies the boot of this machine and the PID namespace. Without /proc, the host's name."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -208,7 +220,7 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Clock ticks between boot and the start of a process; None for a zombie and if there is no such process."""
+    """Start time of a process, in clock ticks since boot; None if the process is a zombie or does not exist."""
     with contextlib.suppress(OSError):
         # The second field is the program's name in parentheses, which may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -15,14 +15,14 @@ _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
 _LAST_STEP = 2**53  # larger whole numbers are no steps, and a float cannot hold them
 
 Column = tuple[list[int], list[float], list[float]]
-"""Steps, values and times of a tag: three lists instead of a list of tuples, because a run may have millions of rows."""
+"""(steps, values, times in seconds since 1970) of a metric: three lists of equal length, because runs have millions of rows."""
 
 
 class MetricsRows:
-    """The rows of a metrics.jsonl.
+    """The rows of the file metrics.jsonl at `path`.
 
     Attributes:
-        columns: the values by tag, in the order of the file.
+        columns: name of a metric (tag) → its steps, values and times, in the order of the file.
         unread: one sentence for each problem in reading the file.
     """
 
@@ -56,7 +56,7 @@ class MetricsRows:
 
 
 def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
-    """(step, time, number by tag) of a line; None if the line is no row."""
+    """(step, time in seconds since 1970, tag → number) of a line of metrics.jsonl; None if the line is not a valid row."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
 
 
 def csv_values(path: Path) -> dict[str, Column]:
-    """The numbers of a CSVLogger's file by column, with 0 as times. Skips rows without a step, and cells without a number."""
+    """Column → (steps, values, times) of a CSVLogger's file, which has no times: 0. Rows without a step are skipped."""
     columns: dict[str, Column] = {}
     with naming(path), library_errors(f"{path} is not CSV"), open(path, newline="", errors="replace") as file:
         for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""plan.json of a run folder, with one entry for each launch: the plan and the measurements."""
+"""plan.json of a run folder. Its list has a dict for each launch of `fit`: what was planned, and what was measured."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lit_llm.core.disk import read_json
 
 PLAN = "plan.json"
 _KEPT = 50
-"""Number of launches that the file keeps: the newest ones."""
+"""Largest number of launches in plan.json. Older launches are dropped."""
 
 
 def as_text(launches: list[dict[str, Any]]) -> str:
-    """The content of plan.json for these launches, as JSON."""
+    """The text of a plan.json that has these launches, as JSON."""
     return json.dumps({"format": 1, "launches": launches}, indent=2, default=str) + "\n"
 
 
@@ -27,6 +27,6 @@ def recorded_launches(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def measured_launches(run_dir: Path) -> list[dict[str, Any]]:
-    """The launches in plan.json that measured a step, oldest first: the newest `_KEPT` - 1, so that one more can be added."""
+    """The launches in plan.json with a measured step time, oldest first; at most `_KEPT` - 1, so that one more can be added."""
     measured = [each for each in recorded_launches(run_dir) if each["measured"].get("step_seconds") is not None]
     return measured[-_KEPT + 1 :]

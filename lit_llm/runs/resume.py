@@ -1,9 +1,9 @@
-"""Where a launch starts: its run folder, its checkpoint, and whether the current settings fit that checkpoint.
+"""Decides where a launch starts: its run folder, its checkpoint, and whether the current settings fit that checkpoint.
 
-Rank 0 decides. It takes the run folder's lock into account, verifies the checkpoint and compares the settings. On one process
-it hashes every file of the checkpoint. If several processes will load it, they hash its shards while loading, which
-`FolderCheckpointIO` shares among them. Ranks above 0 parse the same command line before a process group exists. They only find
-out that there is a checkpoint to resume from; `FolderCheckpointIO.load_checkpoint` then gives them the path of rank 0.
+Rank 0 decides. It checks the lock of the run folder, verifies the checkpoint and compares the settings. A single process hashes
+every file of the checkpoint. Several processes hash its shards while loading, each some of them (`FolderCheckpointIO`). Ranks
+above 0 parse the same command line before a process group exists. They only find out that a checkpoint exists;
+`FolderCheckpointIO.load_checkpoint` then gives them the path that rank 0 has chosen.
 
 A branch is a run that continues from a checkpoint of another run (its origin), in a folder of its own.
 """
@@ -41,12 +41,12 @@ from lit_llm.runs.setting_changes import ENDINGS, Change, rule, setting_changes
 
 
 def is_path(resume: str) -> bool:
-    """Whether the value of `--resume` is the path of a checkpoint."""
+    """Whether `resume`, the value of `--resume`, is the path of a checkpoint: neither "auto" nor "never"."""
     return resume not in ("auto", "never")
 
 
 def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> Path:
-    """The run folder: `--run_dir` if it is given, else `branch_run_dir` with `--resume PATH`, else `default_run_dir`.
+    """The path of the run folder: `named` (--run_dir), or else `branch_run_dir` with `--resume PATH`, else `default_run_dir`.
 
     Raises:
         UserError: The path is empty, or has an environment variable that is not set.
@@ -58,24 +58,24 @@ def choose_run_dir(named: str | None, resume: str, config_files: list[str]) -> P
 
 @dataclass(frozen=True)
 class RunStart:
-    """The checkpoint that a launch continues from or evaluates. It is read once, when the start is decided."""
+    """Record of a launch's start: the checkpoint that it continues from or evaluates, and what follows from the checkpoint."""
 
     saved: SavedRun | None = None
-    """The checkpoint; None: training starts at step 0. On ranks above 0 it is not verified, and its `values` are empty if it
-    cannot be read: it shows only that there is a checkpoint, and loading then takes the path from rank 0."""
+    """The checkpoint; None: training starts at step 0. On ranks above 0 it shows only that a checkpoint exists: it is not
+    verified, its `values` are empty if it cannot be read, and loading takes the path from rank 0."""
     step: int | None = None
-    """Number of optimizer steps before the checkpoint that training continues from. None: training starts at step 0, this is an
+    """The optimizer step of the checkpoint from which training continues. None: training starts at step 0, the launch is an
     evaluation, or this rank is not rank 0."""
     resume: str = "auto"
-    """The `resume` of config.yaml: the checkpoint of another run from which this run branched off, or "auto"."""
+    """The value of `resume` for config.yaml: the checkpoint of another run from which this run branched off, or "auto"."""
     max_steps: int | None = None
-    """The trainer.max_steps that follows from `--additional_steps`; None without that flag."""
+    """The value of trainer.max_steps that follows from `--additional_steps`; None without that flag."""
     lock: RunLock | None = None
     """The lock of the run folder, checked but not yet acquired; None for evaluations and on ranks above 0."""
     announced: tuple[str, ...] = ()
     """The accepted changes of settings since the checkpoint, as `key before → now`."""
     ended: str | None = None
-    """Why the run ended at this checkpoint before its last step: early stopping, for example."""
+    """Why the run ended at this checkpoint before its last step, such as early stopping; None if it did not."""
 
     @property
     def checkpoint(self) -> Path | None:
@@ -83,9 +83,9 @@ class RunStart:
 
     @property
     def end(self) -> str | None:
-        """`ended`; None, so that training goes on, if a changed setting decides the end of a run or makes another run of it.
+        """Why there is nothing to train: `ended`. None, so that training goes on, also if an important setting has changed.
 
-        Changes of data do not count.
+        Important settings decide where a run ends, or make a different run. Changes of data do not count.
         """
         changed = [line.partition(" ")[0] for line in self.announced]
         return self.ended if all(rule(key) is Change.ANNOUNCED and key not in ENDINGS for key in changed) else None
@@ -104,7 +104,7 @@ class RunStart:
 
         Args:
             model, architecture, lora, optimizer_class, data: The current settings; None for settings that are invalid already.
-            accepted: Ignore differences that only lead to a different run (`--accept_changes`).
+            accepted: Whether to leave out differences that only make a different run (`--accept_changes`).
         """
         if self.saved is None or not is_rank_zero():
             return []
@@ -131,16 +131,17 @@ class RunStart:
     def setting_changes(
         self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool
     ) -> tuple[list[str], list[str]]:
-        """Compare the checkpoint's settings with the current `settings`: see `lit_llm.runs.setting_changes`.
+        """Compare the settings in the checkpoint with the current `settings`, which are by key.
 
-        A checkpoint without settings gives no changes.
+        Returns (refused changes, announced changes). The result and all arguments are those of `setting_changes` in
+        `lit_llm.runs.setting_changes`. A checkpoint without settings gives no changes.
         """
         assert self.saved is not None
         branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
         return setting_changes(self.saved.settings, settings, accepted=accepted or branches, compares_data=compares_data)
 
     def saved_data(self, data: lit_llm.data.TokenDataModule) -> dict[str, Any] | None:
-        """The data module's state in the checkpoint that training continues from; None without a checkpoint or such a state."""
+        """The state dict of the data module in the checkpoint from which training continues; None if there is no such state."""
         if self.saved is None or self.step is None:
             return None
         return self.saved.values.get(type(data).__qualname__)
@@ -149,8 +150,8 @@ class RunStart:
         """Return one sentence for each difference from the checkpoint that shows only when the data are open.
 
         Args:
-            vocab_size: the model's. None: it follows the data, so the vocabularies are compared.
-            accepted: Ignore other data. A vocabulary of another size is always a difference.
+            vocab_size: the model's setting. None: the data decide it, so their vocabulary is compared with the checkpoint's.
+            accepted: Whether to leave out that the data differ. A vocabulary of another size always counts.
         """
         if self.saved is None:
             return []
@@ -166,14 +167,14 @@ class RunStart:
 
 
 def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps: int | None, ranks: int = 1) -> RunStart:
-    """Where `fit` starts, with `--resume never|auto|PATH`. `replace` and `additional_steps` are the options of `fit`.
+    """Decide where `fit` starts. `resume` (never, auto or a path), `replace` and `additional_steps` are flags of `fit`.
 
     Args:
-        ranks: Number of processes that load the checkpoint. If there are several, they hash its shards while loading.
+        ranks: Number of processes that load the checkpoint. Several processes hash its shards while loading, not here.
 
     Raises:
-        UserError: The run folder is in use; the checkpoint does not exist, is damaged or has no training state; a run would
-            be overwritten; `additional_steps` has no checkpoint to count from.
+        UserError: Another process uses the run folder; the checkpoint does not exist, is damaged or has no training state; a
+            run would be overwritten; `additional_steps` has no checkpoint to count from.
     """
     _refuse_what_is_no_folder(run_dir)
     lock: RunLock | None = None
@@ -204,7 +205,7 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
 
 
 def start_of_plan(run_dir: Path, resume: str) -> RunStart:
-    """The checkpoint that a planned `fit` would continue from. Takes no lock, and compares no checksums.
+    """The start of a `fit` that is only planned: its checkpoint and step. Takes no lock, and compares no checksums.
 
     Raises:
         UserError: The checkpoint that `resume` names cannot be read. With "auto", such checkpoints are skipped.
@@ -221,11 +222,11 @@ def start_of_plan(run_dir: Path, resume: str) -> RunStart:
 
 
 def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_steps: int, newest: SavedRun | None) -> int:
-    """The last step of a branch with `--additional_steps`.
+    """The last optimizer step of a branch: the step of its origin, plus `--additional_steps`.
 
     Args:
-        origin: the checkpoint of another run from which the branch starts; None: this run is no branch, and is refused.
-        newest: the checkpoint that training continues from: `origin`, or a checkpoint of the branch.
+        origin: the checkpoint of another run from which the branch starts; None: no branch, which raises a UserError.
+        newest: the checkpoint from which training continues: `origin`, or a checkpoint of the branch.
     """
     if not is_path(resume):
         raise UserError(
@@ -243,13 +244,13 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
 
 
 def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> RunStart:
-    """The checkpoint that `validate` and `test` evaluate: "last", "best", or the path of one.
+    """The start of `validate` and `test`: the checkpoint that `ckpt_path` names, "last", "best" or a path.
 
     Args:
         ranks: Number of processes that load the checkpoint.
 
     Raises:
-        UserError: There is no such checkpoint, or it is damaged.
+        UserError: The checkpoint does not exist, or is damaged.
     """
     _refuse_what_is_no_folder(run_dir)
     checkpoint = _target(named_checkpoint(run_dir, ckpt_path))
@@ -259,10 +260,10 @@ def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> Run
 
 
 def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> tuple[SavedRun | None, Path | None]:
-    """(verified checkpoint to start from, or None for step 0; checkpoint of another run from which this run branched off).
+    """(verified checkpoint to start from, or None for step 0; checkpoint of another run from which this run branched, or None).
 
-    `resume` is never, auto or a PATH. A PATH in the run folder continues the run from there. A PATH of another run starts a
-    branch, or continues it if the folder already holds that branch. auto skips damaged checkpoints, with a warning for each.
+    `resume` is never, auto or a PATH. A PATH in the run folder continues the run from that checkpoint. A PATH of another run
+    starts a branch, or continues the branch that the folder holds. auto skips damaged checkpoints, with a warning for each.
 
     Args:
         ranks: Number of processes that load the checkpoint.
@@ -303,7 +304,7 @@ def find_start(run_dir: Path, resume: str, *, replace: bool, ranks: int = 1) -> 
 
 
 def _candidates(run_dir: Path, resume: str) -> Iterator[Path]:
-    """Yield the checkpoints among which `find_start` chooses, in the order of its preference. Nothing is verified."""
+    """Yield the checkpoints from which `find_start` chooses, its first choice first. Nothing is verified."""
     if is_path(resume):
         yield Path(resume)
     elif resume == "auto":
@@ -312,7 +313,7 @@ def _candidates(run_dir: Path, resume: str) -> Iterator[Path]:
 
 
 def _unverified(checkpoint: Path | None) -> SavedRun | None:
-    """The `SavedRun` of a rank above 0, which has not verified the checkpoint. If it cannot be read, `values` is empty."""
+    """The checkpoint as a `SavedRun`, not verified, for ranks above 0. If the checkpoint cannot be read, `values` is empty."""
     if checkpoint is None:
         return None
     with contextlib.suppress(UserError):
@@ -345,7 +346,7 @@ def _verified(path: Path, *, ranks: int) -> SavedRun:
 
 
 def _target(path: Path) -> Path:
-    """The checkpoint to which a link such as last.ckpt points now: a running `fit` may change the link before the load."""
+    """The checkpoint to which the link `path`, such as last.ckpt, points now: a running `fit` may change the link later."""
     return path.parent / path.readlink() if path.is_symlink() else path
 
 

@@ -1,6 +1,6 @@
 """A run folder, `runs/<name>/`: config.yaml, tokenizer.json, curves, checkpoints/ and, during `fit`, lock.json.
 
-This module has names and rules of the folder only. `lit_llm.runs.resume` decides where a run starts.
+This module names the files of the folder and has rules for its path. `lit_llm.runs.resume` decides where a run starts.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from lit_llm.core.yaml_reading import InvalidYaml, read_yaml_file
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
-"""The file that `callbacks.MetricsFile` writes."""
+"""Name of the file of metrics that `callbacks.MetricsFile` writes."""
 CSV_METRICS = "metrics.csv"
-"""The file that Lightning's CSVLogger writes."""
+"""Name of the file of metrics that Lightning's CSVLogger writes."""
 LOGGER_RUNS = "logger_runs.json"
-"""The file with the ids of the run in W&B and MLflow, by the class of the logger."""
+"""JSON file: class of a logger → the id of this run in the logger's service (W&B, MLflow)."""
 LOGGER_RUN_ARGUMENTS = {"WandbLogger": "id", "MLFlowLogger": "run_id"}
-"""Class of a logger whose `version` is such an id → the argument that takes the id."""
+"""Class of a logger whose `version` is the id of the run in its service → the argument of the class that takes this id."""
 ENDED = "ended.json"
-"""The file of a run that ended before its last step, by early stopping or a time limit: the step and the reason."""
+"""JSON file with the step and the reason, if a run ended before its last step, by early stopping or a time limit."""
 
 
 def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_dir, or --run") -> Path:
-    """A run folder as the user names it, with `~`, `$NAME` and `${NAME}` replaced.
+    """The path of a run folder, with `~`, `$NAME` and `${NAME}` in the user's text replaced. `key`, `flag`: names for errors.
 
-    No other code expands the path. Lightning's TensorBoardLogger would expand it for its events only.
+    No other code expands the path, except Lightning's TensorBoardLogger, for its event files.
 
     Raises:
-        UserError: The path is empty, or a variable in it is not set.
+        UserError: The path is empty, or names an environment variable that is not set.
     """
     text = str(run_dir)
     for _ in range(5):  # the value of a variable may name another one
@@ -50,7 +50,7 @@ def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_di
 
 
 def default_run_dir(config_files: list[str]) -> Path:
-    """`runs/<name of the first recipe>`, because overlays do not rename a run; `runs/default` without a recipe."""
+    """The default run folder: `runs/<name of the first recipe>`, because overlays do not rename a run, or `runs/default`."""
     if not config_files:
         return Path("runs") / "default"
     recipe = Path(config_files[0])
@@ -61,8 +61,8 @@ def default_run_dir(config_files: list[str]) -> Path:
 def branch_run_dir(config_files: list[str], checkpoint: Path) -> Path:
     """The default run folder of a run that starts from a checkpoint.
 
-    A recipe with overlays gets the folder `runs/<run of the checkpoint>-<overlay>-…`. A recipe alone gets the recipe's folder.
-    If the checkpoint is in that folder, its run is continued.
+    With overlays, it is `runs/<run of the checkpoint>-<overlay>-…`. With one recipe, it is the recipe's default folder: if the
+    checkpoint is in that folder, the run continues there.
     """
     plain = default_run_dir(config_files)
     if len(config_files) < 2:
@@ -73,7 +73,7 @@ def branch_run_dir(config_files: list[str], checkpoint: Path) -> Path:
 
 
 def holds_run(run_dir: Path) -> bool:
-    """Whether a run has written into this folder."""
+    """Whether the folder has a config.yaml or checkpoints, so that a run has written into it."""
     return (run_dir / CONFIG).exists() or (run_dir / CHECKPOINTS).exists()
 
 
@@ -83,19 +83,27 @@ def run_of(checkpoint: Path) -> Path:
     return folder.parent if folder.name == CHECKPOINTS else folder
 
 
+def refuse_hugging_face(folder: Path, flag: str = "--run") -> None:
+    """If `folder`, which the user named by `flag`, holds a model of transformers, raise a UserError: how to import it."""
+    if (folder / "config.json").is_file():
+        make = f"make a run folder of it first: python -m lit_llm import --from {folder} --out RUN"
+        raise UserError(f"{folder} is a Hugging Face folder; {make} ({flag})")
+
+
 def config_of(run: Path) -> Path:
-    """The config.yaml of the run folder given by `--run`.
+    """The path of config.yaml in a run folder, which `--run` names.
 
     Raises:
-        UserError: There is no config.yaml.
+        UserError: The folder has no config.yaml.
     """
+    refuse_hugging_face(run)
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not a run folder: it has no {CONFIG} (--run)")
     return run / CONFIG
 
 
 def origin_of(run_dir: Path) -> Path | None:
-    """The checkpoint of another run from which this folder's run branched off, as config.yaml records it.
+    """The checkpoint of another run from which the run in `run_dir` branched off, read from config.yaml; None for no branch.
 
     Raises:
         UserError: config.yaml is not valid YAML.
@@ -109,7 +117,7 @@ def origin_of(run_dir: Path) -> Path | None:
 
 
 def settings_of(run_dir: Path) -> dict[str, Any]:
-    """The settings in the config.yaml of a run folder.
+    """The settings in the config.yaml of a run folder, as nested dicts.
 
     Raises:
         UserError: The file is not valid YAML, or has no settings.
@@ -124,7 +132,7 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
 
 
 def reason_of_end(run_dir: Path, step: int | None) -> str | None:
-    """The reason in `ENDED`, if the run ended at `step`; else None."""
+    """Why the run ended before its last step, if the file `ENDED` says that it ended at `step`; else None."""
     try:
         end = read_json(run_dir / ENDED)
         return str(end["reason"]) if end["step"] == step else None

@@ -1,4 +1,4 @@
-"""The values in a checkpoint that are no tensors. A launch reads them once, and passes them on."""
+"""Reads the values in a checkpoint that are not tensors, once per launch, and finds checkpoints in a run folder."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from lit_llm.checkpoint.disk_format import checkpoints_in, read_values
 from lit_llm.checkpoint.manifest import intact_manifest
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError
-from lit_llm.runs.run_folder import CHECKPOINTS, run_of
+from lit_llm.runs.run_folder import CHECKPOINTS, refuse_hugging_face, run_of
 from lit_llm.runs.setting_changes import SETTINGS
 from lit_llm.tokenizers import DOCUMENT_IDS_FILE, TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 TOKENIZER_SHA256 = "tokenizer_sha256"
-"""Key in a checkpoint for the `tokenizer_sha256` of the run. The checkpoint of a run without a tokenizer lacks the key."""
+"""Key in a checkpoint: the SHA-256 of the tokenizer's files. Missing if the run has no tokenizer."""
 PROMPT_START = "prompt_start"
-"""Key in a checkpoint for the ids with which prompts start. An empty list means the tokenizer's BOS, if it has one. Imported
-checkpoints lack the key."""
+"""Key in a checkpoint: the list of ids with which prompts start. If empty, prompts start with the tokenizer's BOS, if it has
+one. Imported checkpoints lack the key."""
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint: its path, and `values`, which is Lightning's dict with tensors on the meta device."""
+    """Record of a checkpoint: its `path`, and in `values` Lightning's dict, with tensors on the meta device."""
 
     path: Path
     values: dict[str, Any] = field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> SavedRun:
-        """Read the values of a checkpoint. Nothing is verified.
+        """Read the values of the checkpoint at `path`, without comparing checksums.
 
         Raises:
             UserError: The checkpoint is missing, in another format, or its checkpoint.pt cannot be loaded.
@@ -41,12 +41,12 @@ class SavedRun:
 
     @property
     def step(self) -> int:
-        """Number of optimizer steps before the checkpoint; 0 if it has no `global_step`."""
+        """Number of optimizer steps before the checkpoint was saved; 0 if the checkpoint has no `global_step`."""
         return int(self.values.get("global_step", 0))
 
     @property
     def reason_of_end(self) -> str | None:
-        """Why early stopping ended the run, from its state in the checkpoint: a run may be killed before it writes `ENDED`."""
+        """Why early stopping ended the run, from EarlyStopping's state in the checkpoint; None if it did not end the run."""
         states = [state for state in self.values.get("callbacks", {}).values() if isinstance(state, Mapping)]
         for state in states:
             waited, patience = state.get("wait_count"), state.get("patience")
@@ -62,11 +62,11 @@ class SavedRun:
 
     @property
     def prompt_start(self) -> list[int]:
-        """The ids with which prompts start. Empty: prompts start with BOS, if the tokenizer has one."""
+        """The ids with which prompts start. If empty, prompts start with BOS, if the tokenizer has one."""
         return list(self.values.get(PROMPT_START, []))
 
     def tokenizer_problem(self, run: Path | None = None) -> str | None:
-        """A sentence if the tokenizer in a run folder is not the checkpoint's. None also if the checkpoint or `run` has none.
+        """A sentence if a run folder has another tokenizer than the checkpoint; else None, also if either has no tokenizer.
 
         Args:
             run: the run folder; None: the folder that holds the checkpoint.
@@ -81,7 +81,7 @@ class SavedRun:
         )
 
     def require_tokenizer(self, run: Path) -> None:
-        """Raise a UserError with the sentence of `tokenizer_problem`, naming the flag --run."""
+        """Raise a UserError if the run folder `run` has another tokenizer than the checkpoint."""
         if problem := self.tokenizer_problem(run):
             raise UserError(f"{problem} (--run)")
 
@@ -89,20 +89,20 @@ class SavedRun:
         """The tokenizer in a run folder; None if the data of the run had none.
 
         Raises:
-            UserError: It is lost, damaged, or not that of the checkpoint.
+            UserError: The tokenizer is lost, damaged, or another one than the checkpoint's.
         """
         self.require_tokenizer(run)
         return load_tokenizer(run) if TOKENIZER_SHA256 in self.values or (run / TOKENIZER_FILE).is_file() else None
 
 
 def no_tokenizer(run: Path) -> UserError:
-    """The error for a prompt to a run without a tokenizer."""
+    """The error, for the caller to raise, that a run without a tokenizer cannot read a prompt."""
     mend = f"give your data module the attribute `tokenizer`, or put a {TOKENIZER_FILE} into the folder"
     return UserError(f"the run {run} has no tokenizer: {mend} (--run)")
 
 
 def tokenizer_sha256(run: Path) -> str:
-    """SHA-256, in hex, of the bytes of tokenizer.json and then document_ids.json, which imported folders lack."""
+    """SHA-256, in hex, of the bytes of a folder's tokenizer.json, followed by those of its document_ids.json, if it has one."""
     content = hashlib.sha256((run / TOKENIZER_FILE).read_bytes())
     if (run / DOCUMENT_IDS_FILE).is_file():
         content.update((run / DOCUMENT_IDS_FILE).read_bytes())
@@ -113,7 +113,7 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
     """The checkpoint named `which` (last, best, stable) in a run folder.
 
     Raises:
-        UserError: There is no such checkpoint. The message lists the existing ones.
+        UserError: That checkpoint does not exist. The message lists the existing checkpoints.
     """
     path = run_dir / CHECKPOINTS / f"{which}.ckpt"
     if path.is_symlink() and path.exists():
@@ -126,16 +126,17 @@ def find_checkpoint(run_dir: Path, which: str) -> Path:
         return path
     if not run_dir.is_dir():
         raise UserError(f"there is no run folder {run_dir} (--run_dir or --run)")
+    refuse_hugging_face(run_dir)
     names = sorted(p.name for p in (run_dir / CHECKPOINTS).glob("*.ckpt"))
     hint = f"there are {', '.join(names)}" if names else "there is no checkpoint yet; train first with `fit`"
     raise UserError(f"run folder {run_dir} has no checkpoint '{which}': {hint} (--ckpt_path)")
 
 
 def named_checkpoint(run_dir: Path, ckpt_path: str) -> Path:
-    """The checkpoint that `--ckpt_path` names: the last or best of a run folder, or any by its path.
+    """The checkpoint that `--ckpt_path` names: "last" or "best" of a run folder, or the path of any checkpoint.
 
     Raises:
-        UserError: It does not exist.
+        UserError: The checkpoint does not exist.
     """
     if ckpt_path in ("last", "best"):
         return find_checkpoint(run_dir, ckpt_path)

@@ -1,6 +1,6 @@
-"""Rules for settings that differ from the checkpoint that a run continues from: one table, by prefix of the key.
+"""What happens if a setting differs from the checkpoint that a run continues from: one table of rules, by prefix of the key.
 
-A key is the name of the setting's flag. Checkpoints store settings under "settings". A checkpoint without them is not compared.
+A key is the name of the setting's flag. Checkpoints have settings under "settings"; without that entry nothing is compared.
 A branch is a run that continues from a checkpoint of another run, in a folder of its own.
 """
 
@@ -14,22 +14,22 @@ from typing import Any
 from lit_llm.core.yaml_reading import as_flag
 
 SETTINGS = "settings"
-"""Key in a checkpoint for {key: value} of the run's settings that are not free, including defaults of the chosen classes."""
+"""Key in a checkpoint: a dict of the run's settings, defaults of classes included, without those whose rule is FREE."""
 
 
 class Change(Enum):
-    """The consequence if a setting differs."""
+    """The rule of a setting: what happens if its value differs from the value in the checkpoint."""
 
     FREE = "free"
-    """The setting does not affect the numbers, so it may differ."""
+    """The setting does not change losses or weights, so its value may differ."""
     ANNOUNCED = "announced"
-    """The new value applies, and a line says so: numbers differ by rounding, or the length of the run changes."""
+    """The new value applies, and a printed line says so: numbers change by rounding, or the length of the run changes."""
     REFUSED = "refused"
-    """The new value makes another run. With --accept_changes true, or in a branch, it applies, and a line says so."""
+    """The new value would make a different run, and is refused. With --accept_changes true, or in a branch, it is ANNOUNCED."""
     MODEL = "compared with the weights"
-    """`checkpoint.compatibility` compares the setting. A change of shapes is always refused."""
+    """`checkpoint.compatibility` compares the setting with the weights. A change of the weights' shapes is always refused."""
     DATA = "compared with the data"
-    """A TokenDataModule compares everything that decides its samples, such as the text. For other data, REFUSED applies."""
+    """A TokenDataModule compares its samples itself, such as the text. For other data modules, the rule REFUSED applies."""
 
 
 _RULES: dict[Change, str] = {
@@ -61,7 +61,7 @@ _RULES: dict[Change, str] = {
     Change.DATA: "data batch_ramp",
 }
 RULES: dict[str, Change] = {prefix: change for change, prefixes in _RULES.items() for prefix in prefixes.split()}
-"""Prefix of keys → rule. The longest prefix of a key decides."""
+"""Prefix of a setting's key → rule. For a key, its longest prefix in this dict decides."""
 
 _OF_A_MACHINE = """
     run_dir log_dir replace resume init_from accept_changes hang_timeout check_against check_tolerance page profile progress
@@ -70,10 +70,10 @@ _OF_A_MACHINE = """
     trainer.enable_model_summary
 """
 OF_A_MACHINE = tuple(f"{prefix}." for prefix in _OF_A_MACHINE.split())
-"""Prefixes of settings in which ranks may differ: paths, and settings of one process. The content of data is compared."""
+"""Prefixes of keys whose values may differ between ranks: paths, and settings of one process. Data are compared by content."""
 
 ENDINGS = frozenset(f"trainer.{key}" for key in ("callbacks", "max_steps", "max_epochs", "max_time", "min_steps", "min_epochs"))
-"""Settings that decide where a run ends. If one changes, a run that ended before its last step trains on."""
+"""Keys of settings that decide where a run ends. If one changes, a run that ended before its last step continues."""
 
 _NOTES = {"trainer.max_steps": "a schedule that ends with the run ends there"}
 _RATES = ("optimizer.lr", "optimizer.adamw_lr")
@@ -81,18 +81,18 @@ _OF_DECAY = "no effect: Decay starts at the rate of the checkpoint"
 
 
 def rule(key: str) -> Change | None:
-    """The rule of a key; None if the table has none."""
+    """The rule of a setting's key; None if `RULES` has no prefix of the key."""
     parts = key.split(".")
     return next((RULES[prefix] for n in range(len(parts), 0, -1) if (prefix := ".".join(parts[:n])) in RULES), None)
 
 
 def to_remember(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a checkpoint stores: all but the free ones."""
+    """The settings that a checkpoint stores: all except those whose rule is FREE."""
     return {key: value for key, value in settings.items() if rule(key) is not Change.FREE}
 
 
 def same_on_all_ranks(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that must be equal on all ranks, as flags. Paths become PATH: machines may have files in other folders."""
+    """Key → value as text, of the settings that must be equal on all ranks. Paths, which may differ, are replaced by PATH."""
     common = {key: as_flag(value) for key, value in settings.items() if not f"{key}.".startswith(OF_A_MACHINE)}
     return {key: re.sub(r'[^"\s]*/[^"\s]*', "PATH", value) for key, value in common.items()}
 
@@ -100,16 +100,16 @@ def same_on_all_ranks(settings: Mapping[str, Any]) -> dict[str, str]:
 def setting_changes(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool
 ) -> tuple[list[str], list[str]]:
-    """Compare the settings of a checkpoint with the current ones.
+    """Compare the settings of a checkpoint, `saved`, with those of the run, `now`. Both are by key.
 
-    A setting that is missing on one side is no difference.
+    Not compared are settings that only one of them has, the optimizer's class, and arguments of a class that has changed.
 
     Args:
-        accepted: Announce REFUSED changes instead (`--accept_changes`, or a branch).
-        compares_data: Ignore DATA changes, because the data compare them (`TokenDataModule.changes_since`).
+        accepted: Whether changes under the rule REFUSED are announced, not refused (`--accept_changes`, or a branch).
+        compares_data: Whether to leave changes under the rule DATA to the data module (`TokenDataModule.changes_since`).
 
     Returns:
-        Refused changes, each with the flags that resolve it; and announced changes, as `key before → now`.
+        (sentences about refused changes, with the flags that resolve them; announced changes, as `key before → now`).
     """
     refused, announced = list[str](), list[str]()
     other_class = tuple(
@@ -139,11 +139,11 @@ def setting_changes(
 
 
 def _is_class(before: Any, now: Any) -> bool:
-    """Whether the values of a key are class paths, or null for a group that is off."""
+    """Whether both values of a setting are paths of classes, or None, which turns the setting's group off."""
     return all(value is None or (isinstance(value, str) and "." in value) for value in (before, now))
 
 
 def _effective(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of a setting. For a null `schedule.total_steps` it is trainer.max_steps: such a schedule ends with the run."""
+    """The value of the setting `key`; for a `schedule.total_steps` of None, that of trainer.max_steps, which then counts."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value

@@ -18,24 +18,24 @@ TOKENIZER_COMPANIONS = (
     *("tokenizer_config.json", _SPECIAL_TOKENS, "added_tokens.json", "chat_template.jinja", "chat_template.json"),
     *("tokenizer.model", "vocab.json", "merges.txt", GENERATION, DOCUMENT_IDS_FILE),
 )
-"""Files next to tokenizer.json in an imported folder. A run folder keeps them, so that export writes them unchanged."""
+"""Files next to tokenizer.json in a Hugging Face folder. Import copies them, so that export writes them unchanged."""
 IMPORTED_CONFIG = "imported_config.json"
-"""The copy of an imported folder's config.json in the run folder. Export prefers the model family that this copy names."""
+"""Name, in a run folder, of the copy of an imported config.json. Export prefers the model family that the copy names."""
 COMPANIONS = (*TOKENIZER_COMPANIONS, IMPORTED_CONFIG)
-"""Files that a run takes over from the run it starts from."""
+"""Files that are copied into a new run folder from the run with whose weights the new run starts."""
 
 
 def imported_family(run: Path) -> str | None:
-    """The `model_type` of the folder from which a run, or its initial weights, were imported; None if nothing was imported."""
+    """The `model_type` in the config.json from which a run, or its initial weights, were imported; None if neither was."""
     file = run / IMPORTED_CONFIG
     return read_object(file).get("model_type") if file.is_file() else None
 
 
 def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANIONS) -> None:
-    """Copy the files of these names that exist in a folder.
+    """Copy the files `names`, those that exist, from the folder `source` to the folder `target`.
 
     Raises:
-        UserError: One of them is no ordinary file, or is called .json and holds no JSON object.
+        UserError: A file is no ordinary file, or is called .json and holds no JSON object.
     """
     for name in names:
         if os.path.lexists(source / name):
@@ -47,7 +47,7 @@ def copy_companions(source: Path, target: Path, names: Iterable[str] = COMPANION
 def write_taught_ids(run: Path, tokenizer: Tokenizer, chat: ChatForm | None) -> None:
     """Write into a run folder the ids that training teaches: BOS and EOS of documents, or a conversation's end of turn.
 
-    The imported files have the ids that the weights were taught before. `chat` is the chat template's form; None for texts.
+    Changes the imported files, which have the ids of earlier training. `chat`: form of the chats; None: no conversations.
     """
     taught = tokenizer.eos_id if chat is None else chat.end_of_turn_id
     content = generation(run, eos_id=tokenizer.eos_id)
@@ -68,10 +68,10 @@ def _document_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokenizer_config.json of an exported run: the imported one, if the run has it, or one that gives the run's ids.
+    """The content of tokenizer_config.json for an export: the run's imported file, or else a config that gives the run's ids.
 
-    The latter adds no ids to a text and changes no spaces in decoding. Without a chat template, it treats the name of a special
-    token in a text as text (`split_special_tokens`).
+    That config adds no ids to a text and changes no spaces in decoding. Without a chat template, the name of a special token in
+    a text is read as text (`split_special_tokens`).
     """
     if (imported := run / TOKENIZER_CONFIG).is_file():
         config = read_object(imported)
@@ -90,7 +90,7 @@ def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
-    """Write a run's tokenizer, and the companion files of an imported one, into the folder `out` of an export.
+    """Write a run's tokenizer, and the files that were imported with it, into the folder `out` of an export.
 
     `block_size` becomes the tokenizer's `model_max_length`, unless an imported tokenizer_config.json has another value.
     """
@@ -99,7 +99,7 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
 
 
 def generation(run: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """The generation_config.json of a run or, if it has none, one whose BOS and EOS are both the model's `eos_id`."""
+    """The content of a run's generation_config.json. Without that file, BOS and EOS are both `eos_id`, which is the model's."""
     file = run / GENERATION
     return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
@@ -111,18 +111,18 @@ def stop_ids(content: Mapping[str, Any]) -> list[int]:
 
 
 def write_generation_config(run: Path, out: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """Write generation_config.json. Returns its BOS and EOS ids, which config.json repeats. `eos_id` as for `generation`."""
+    """Write a run's generation_config.json into `out`. Returns {"bos_token_id", "eos_token_id"}, which config.json repeats."""
     content = generation(run, eos_id=eos_id)
     write_json(content, out / GENERATION)
     return {"bos_token_id": content.get("bos_token_id"), "eos_token_id": content.get("eos_token_id", eos_id)}
 
 
 class ExportedTokenizer(TokenizerJSON):
-    """Encodes and decodes texts as `AutoTokenizer` does with the folder that `export` makes of a run.
+    """Encodes and decodes texts as transformers' `AutoTokenizer` does with the folder that `export` makes of a run.
 
     Args:
         run: the run folder.
-        eos_id: the model's `eos_id`.
+        eos_id: the model's end-of-document id.
     """
 
     def __init__(self, run: Path, *, eos_id: int | None) -> None:

@@ -1,8 +1,8 @@
 """Tokenizers: bytes, characters, a byte-level BPE learned from the data, or any Hugging Face ``tokenizer.json``. No torch.
 
 Every tokenizer is saved as a ``tokenizer.json``, with which the ``tokenizers`` library gives the same ids, and a
-``document_ids.json`` with the ids around a document. The characters of a special token (``<|endoftext|>``) in a text are
-encoded as ordinary text, never as that token.
+``document_ids.json`` with the BOS and EOS ids around a document. If a text has the name of a special token, such as
+``<|endoftext|>``, the name is encoded as ordinary text, never as the special token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer saved at ``path`` (a ``tokenizer.json``, or the folder that contains it), as the class that wrote it.
+    """Load the tokenizer at ``path`` (a ``tokenizer.json``, or its folder) as `Bytes`, `Characters` or else `TokenizerJSON`.
 
     Raises:
         UserError: if the file is missing or is not a tokenizer.

@@ -1,4 +1,4 @@
-"""The interface of a tokenizer."""
+"""The interface of tokenizers: the base class that every tokenizer extends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class DocumentIds(NamedTuple):
-    """The ids that precede and follow every document; None: there is no such id."""
+    """Record of the BOS id, which precedes every document, and the EOS id, which follows every document. None: no such id."""
 
     bos_id: int | None
     eos_id: int | None
@@ -35,7 +35,7 @@ class DocumentIds(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path, vocab_size: int) -> DocumentIds | None:
-        """The ids saved in ``document_ids.json`` of ``folder``; None if there is no such file.
+        """Read the BOS and EOS ids from ``document_ids.json`` in ``folder``; None if there is no such file.
 
         Raises:
             UserError: if the file is damaged, or an id is not below ``vocab_size``.
@@ -53,7 +53,7 @@ class DocumentIds(NamedTuple):
 
 
 class Tokenizer(ABC):
-    """Encodes text into token ids, and decodes them. Ids are in [0, vocab_size)."""
+    """Base class of tokenizers, which encode text to token ids in [0, vocab_size), and decode ids to text."""
 
     @property
     @abstractmethod
@@ -71,14 +71,14 @@ class Tokenizer(ABC):
         return None
 
     def eos_problem(self) -> str | None:
-        """A sentence with the remedy if no id ends documents, so that they cannot be separated; None if such an id exists."""
+        """An error message with a remedy if no id ends documents, so that they cannot be separated; None if an id does."""
         if self.eos_id is not None:
             return None
         return f"{type(self).__name__} has no id that ends a document: return one of its ids from eos_id (--data.tokenizer)."
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of all characters that have no id of their own, or None if every text can be encoded without loss."""
+        """The id of all characters outside the vocabulary; None if every text can be encoded without loss."""
         return None
 
     @property
@@ -107,7 +107,7 @@ class Tokenizer(ABC):
         """The content of a ``tokenizer.json`` that gives the same ids as this tokenizer."""
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of each text, as ``encode`` gives them. It is faster if the tokenizer can use several cores."""
+        """The ids of each text, as from ``encode``. Faster than single calls if the tokenizer can use several cores."""
         return [self.encode(text) for text in texts]
 
     def encode_bytes(self, text: bytes) -> np.ndarray:
@@ -115,17 +115,17 @@ class Tokenizer(ABC):
         return self.encode(text.decode("utf-8", errors="replace"))
 
     def identity(self) -> str:
-        """A string that differs if the ids of any text, or the ids around documents, can differ: part of a cache key."""
+        """A string for cache keys. The strings of two tokenizers differ if the ids of some text, or BOS or EOS, differ."""
         return f"json-{hashlib.sha256(''.join(self.files().values()).encode()).hexdigest()}{self.class_identity()}"
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
-        """Whether this and the ``other`` tokenizer give the same ids to every text. The ids around documents may differ."""
+        """Whether this tokenizer and ``other`` encode every text as the same ids. BOS and EOS may differ."""
         return (self.to_json(), self.class_identity()) == (other.to_json(), other.class_identity())
 
     def class_identity(self) -> str:
-        """The part of ``identity`` about the tokenizer's class. It is empty for lit_llm's classes. A user's class may encode as
-        it likes, so this has the class's name, the object's attributes that are text or numbers, and a hash of the files that
-        define the class and its bases."""
+        """The part of ``identity`` about the tokenizer's class: empty for lit_llm's classes. For a user's class, which may
+        encode text in any way: its name, the object's attributes that are text or numbers, and a hash of the files that define
+        the class and its bases."""
         kind = type(self)
         if kind.__module__.partition(".")[0] == "lit_llm":
             return ""
@@ -137,7 +137,7 @@ class Tokenizer(ABC):
         return f"-{kind.__module__}.{kind.__qualname__}-{json.dumps(plain, sort_keys=True)}-{code.hexdigest()[:16]}"
 
     def files(self) -> dict[str, str]:
-        """The text of each file that ``save`` writes, by name."""
+        """File name → content, for the files that ``save`` writes."""
         return {TOKENIZER_FILE: self.to_json(), DOCUMENT_IDS_FILE: DocumentIds(self.bos_id, self.eos_id).to_json()}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -1,4 +1,4 @@
-"""A byte-level BPE learned from the training text."""
+"""A byte-level BPE tokenizer whose vocabulary is learned from the training text."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MOST_BYTES = 2**31 - 1  # rustbpe counts in int32
 _TEXT_CHARACTERS = 2**18  # longer texts are cut: rustbpe's regular expression overflows on a run of a million spaces
 _WORD_CHARACTERS = 1000  # longer words are cut, because learning takes time with the square of their length
 _LONG = re.compile(rf"(?<!\S)\S{{{_WORD_CHARACTERS},}}|(?<!\s)\s{{{_WORD_CHARACTERS},}}")
-_BUFFERED_TEXTS = 32  # rustbpe counts so many at once, in parallel; limits memory
+_BUFFERED_TEXTS = 32  # the number of texts that rustbpe reads at once and counts in parallel, which limits memory
 
 
 class BPE(Learned):
     """A byte-level BPE with GPT-2's word splitting, trained on the training text when the data is prepared.
 
-    rustbpe trains it, more than twice as fast as ``tokenizers``. The vocabulary is the same, except that the two may choose
-    differently among equally frequent pairs. It depends only on the counts of words, not on the order of the texts or the
-    number of threads. Text beyond the first 2 GiB is not used.
+    The package rustbpe learns the vocabulary more than twice as fast as ``tokenizers``, and the same vocabulary, except among
+    equally frequent pairs. The vocabulary depends only on the counts of words, not on the order of the texts or the number of
+    threads. Text beyond the first 2 GiB is not used.
 
     Args:
-        vocab_size: number of ids, including ``<|endoftext|>`` and the 256 bytes. A short text may give fewer.
+        vocab_size: number of ids, including ``<|endoftext|>`` and the 256 bytes. A short text may give fewer ids.
     """
 
     def __init__(self, vocab_size: int = 4096) -> None:
@@ -65,7 +65,7 @@ def _parts_of(text: str) -> Iterator[str]:
 
 
 def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer with ``tokens``: the 256 bytes, then the merged tokens in the order of their merges."""
+    """A ``tokenizers.Tokenizer`` with the vocabulary ``tokens``: the 256 bytes, then merged tokens in the order of merges."""
     symbols = byte_symbols()
     ranks: dict[bytes, int] = {}
     for token in tokens:
@@ -82,7 +82,7 @@ def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """Return the two tokens whose merge makes ``token``: what is left when all earlier merges have joined the token's bytes."""
+    """The two tokens whose merge makes ``token``: the two parts after all earlier merges (``ranks``) have joined its bytes."""
     parts = [token[i : i + 1] for i in range(len(token))]
     none = len(ranks)
     pair_ranks = [ranks.get(token[i : i + 2], none) for i in range(len(token) - 1)]  # the rank of each pair's merge

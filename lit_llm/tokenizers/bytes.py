@@ -12,7 +12,7 @@ from lit_llm.tokenizers.base import END_OF_TEXT, Tokenizer
 
 
 class Bytes(Tokenizer):
-    """One id per byte of UTF-8 (0..255), and 256 for ``<|endoftext|>``. Needs no training and is lossless."""
+    """A tokenizer with one id per byte of UTF-8 (0..255), and id 256 for ``<|endoftext|>``. Lossless, and needs no training."""
 
     @property
     def vocab_size(self) -> int:
@@ -51,7 +51,7 @@ class Bytes(Tokenizer):
 
 
 def byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte 0..255: that of the same code if printable, else the next from U+0100 on."""
+    """GPT-2's printable character for each byte 0..255: the byte's own character if printable, else the next from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     codes = {byte: byte for byte in printable} | {byte: 256 + rank for rank, byte in enumerate(others)}

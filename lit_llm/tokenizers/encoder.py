@@ -1,7 +1,7 @@
-"""How texts are tokenised in bulk: the fastest encoder that gives the tokenizer's ids, and how pieces of a text join.
+"""Encode many texts: choose the fastest encoder that gives the tokenizer's ids, and a way to encode documents in pieces.
 
-tiktoken encodes a byte-level BPE several times faster than ``tokenizers``. For each tokenizer, the ids of both are compared
-first: on a sample of the text, on the text of every token, and on a fixed text with characters that a sample may lack.
+tiktoken encodes a byte-level BPE several times faster than ``tokenizers``. For each tokenizer, the ids of both libraries are
+compared first: on a sample of the text, on the text of every token, and on a fixed text with characters a sample may lack.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lit_llm.tokenizers.base import Tokenizer
 from lit_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 from lit_llm.tokenizers.tiktoken_encoding import NotExpressible, TiktokenEncoding
 
-_SAMPLE_CHARACTERS = 2**20  # most characters that are compared
-_SAMPLE_PIECE = 2**17  # most characters of one text that are compared
-_TOGETHER = 2048  # number of tokens whose texts are encoded at once; limits memory
-_LONGEST_TEXT = 2**19  # bytes; tiktoken's regular expressions overflow on a run of a million spaces
-_JOINS_TESTED = 16  # most cuts of each text
+_SAMPLE_CHARACTERS = 2**20  # the most characters of a sample that are compared
+_SAMPLE_PIECE = 2**17  # the most characters of one text that are compared
+_TOGETHER = 2048  # the number of tokens whose texts are encoded at once, which limits memory
+_LONGEST_TEXT = 2**19  # bytes of the longest text for tiktoken, whose patterns overflow on a run of a million spaces
+_JOINS_TESTED = 16  # the most cuts of each text that are tested
 _SAFE_CUT = re.compile(r"\S\n(?=\S)")  # where the pieces of a document are cut, if possible
 
 _RUN = 2**15  # far longer than any word
@@ -37,7 +37,7 @@ _LINES = (
     "Ελληνικά русский עברית العربية हिन्दी ไทย 中文字符 日本語テキスト 한국어 ᄒ\u1161ᆫ 𝔘𝔫𝔦 𠀀𪜀",
     "🙂👍🏽👩‍👩‍👧‍👦🏳️‍🌈 🇩🇪🇫🇷 ☃️ ©®™ \ufeff \ufffd\ufffd \u0000\u0001\u007f",
 )
-"""Lines of many kinds, which may be rare in a corpus: two encoders are compared on them."""
+"""Lines of many kinds, which may be rare in a corpus, on which two encoders are compared."""
 
 Join = Literal["plain", "newline", "document"]
 _Encode = Callable[[bytes], np.ndarray]
@@ -45,20 +45,20 @@ _Encode = Callable[[bytes], np.ndarray]
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """How a tokenizer's texts are encoded. The object is small, so that it can be sent to other processes."""
+    """Record of the encoder chosen for a tokenizer's texts, with the reason. Small, as other processes get a copy."""
 
     kind: Literal["tiktoken", "tokenizers", "own"]
     """The library that encodes; "own": the methods of the tokenizer's class encode."""
     reason: str
-    """Why this kind was chosen, in one sentence."""
+    """The reason for the choice of ``kind``, in one sentence."""
     join: Join
-    """How to encode the pieces of a document so that their ids are those of the whole document. plain: each piece alone.
-    newline: each piece but the first after a newline, whose ids are dropped. document: no way is known, so documents must be
-    encoded whole."""
+    """How to encode a document in pieces so that the ids are those of the whole document. plain: encode each piece alone.
+    newline: encode each piece but the first after a newline, and drop the newline's ids. document: encode documents whole,
+    because the ids of pieces differ."""
 
 
 def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken: bool = True) -> EncoderChoice:
-    """The fastest encoder that gives the tokenizer's ids, and the join that gives the ids of whole documents.
+    """Choose the fastest encoder that gives the tokenizer's ids, and how to encode pieces so that they give a document's ids.
 
     Args:
         sample: texts like those to encode. At most 2**17 characters of each text, and 2**20 in all, are compared.
@@ -89,7 +89,7 @@ def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str], *, try_tiktoken:
 
 
 class PieceEncoder:
-    """Encode documents that come in pieces, and count their unknown tokens and bytes.
+    """Encodes documents that come in pieces, and counts their unknown tokens and bytes.
 
     Args:
         choice: the result of ``choose_encoder`` for this tokenizer.
@@ -114,7 +114,7 @@ class PieceEncoder:
         self._join: Join = choice.join
 
     def encode(self, text: bytes, *, continues: bool = False) -> np.ndarray:
-        """Return the ids (n,) of a text, of any integer type. BOS and EOS are not added.
+        """Return the ids (n,) of a text, of any integer type, without BOS and EOS. Adds to ``unknown_tokens``, ``token_bytes``.
 
         Args:
             text: UTF-8. Invalid bytes become U+FFFD, except that ``Bytes`` keeps every byte.
@@ -164,7 +164,7 @@ def _difference(tokenizer: Tokenizer, fast: TiktokenEncoding, texts: list[str]) 
 
 
 def _join(encode: _Encode, texts: list[str]) -> Join:
-    """Return the first join with which the pieces of ``texts``, encoded with it, give the ids of the whole texts."""
+    """The first way to encode pieces ("plain", "newline" or "document") that gives the ids of the whole ``texts``."""
     possible: list[Join] = ["plain", "newline"]
     for text in texts:
         cuts = [match.end() for match in _SAFE_CUT.finditer(text)]
@@ -181,8 +181,8 @@ def _join(encode: _Encode, texts: list[str]) -> Join:
 
 
 def _encoded(encode: _Encode, join: Join, text: bytes, *, continues: bool) -> np.ndarray:
-    """Return the ids of a text. The join "newline" is for tokenizers that put a space before every text, also before a piece
-    that ``continues`` a document: such a piece is encoded after a newline."""
+    """Return the ids of a piece of text. With the join "newline", for tokenizers that put a space before every text, a piece
+    that ``continues`` a document is encoded after a newline, whose ids are dropped."""
     if join == "newline" and continues:
         newline, joined = encode(b"\n"), encode(b"\n" + text)
         if np.array_equal(joined[: newline.size], newline):

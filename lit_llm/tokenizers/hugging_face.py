@@ -21,18 +21,18 @@ from lit_llm.tokenizers.bytes import byte_symbols
 _END_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>")  # GPT-2, LLaMA-2, Gemma, LLaMA-3
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _RANDOM = {"dropout", "alpha", "nbest_size"}
-"""Settings of a BPE or a Unigram model that make the tokens of a text random."""
-_SHOWN = 12  # special tokens that a message lists
+"""The names of settings of a BPE or a Unigram model that make the tokens of a text random."""
+_SHOWN = 12  # the most special tokens that a message lists
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """Base of the tokenizers that use the ``tokenizers`` library. Subclasses provide its object as ``backend``."""
+    """Base class of tokenizers that use the ``tokenizers`` library. A subclass sets ``backend``, an object of the library."""
 
     backend: tokenizers.Tokenizer
 
     @property
     def encodes_with_library(self) -> bool:
-        """Whether the ids are those of ``backend``: False if a subclass encodes in another way."""
+        """Whether ``backend`` encodes all texts. False if a subclass has its own method to encode."""
         own, base = type(self), HuggingFaceTokenizer
         return (own.encode, own.encode_batch, own.encode_bytes) == (base.encode, base.encode_batch, base.encode_bytes)
 
@@ -93,12 +93,12 @@ class TokenizerJSON(HuggingFaceTokenizer):
 
     Args:
         path: a ``tokenizer.json``, or the folder that contains it.
-        eos_token: the token that follows every document. None: the one with which the tokenizer was saved here, else
+        eos_token: the token that follows every document. None: the token in ``document_ids.json`` beside the file, else
             ``<|endoftext|>``, ``</s>``, ``<eos>`` or ``<|end_of_text|>``, else the ``eos_token`` of a
             ``tokenizer_config.json`` or ``special_tokens_map.json`` beside the file. These files come last, because the
             ``eos_token`` of a chat model ends a turn, not a document.
-        bos_token: a token that precedes every document and every prompt. None: the one with which the tokenizer was saved
-            here, else none.
+        bos_token: a token that precedes every document and every prompt. None: the token in ``document_ids.json``, else no
+            token.
 
     Raises:
         UserError: if the file is missing or is not a tokenizer, or a token is not in the vocabulary.
@@ -118,7 +118,7 @@ class TokenizerJSON(HuggingFaceTokenizer):
 
     @property
     def folder(self) -> Path:
-        """The folder of the tokenizer's file, and perhaps of other files that describe the tokenizer."""
+        """The folder of ``tokenizer.json``, which may have other files of the tokenizer too, such as a chat template."""
         return self._file.parent
 
     @property
@@ -163,14 +163,14 @@ def _first_known(backend: tokenizers.Tokenizer, names: Iterable[str]) -> int | N
 
 
 def optional_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file beside tokenizer.json, which another program wrote; {} if the file is missing or bad."""
+    """The object in ``file``, a JSON file beside tokenizer.json; {} if the file is missing or damaged."""
     with contextlib.suppress(UserError):
         return read_object(file)
     return {}
 
 
 def configured_tokens(folder: Path, name: str) -> list[str]:
-    """Return the tokens that Hugging Face's files beside tokenizer.json call ``name``, such as eos_token; the first counts."""
+    """The texts of the token ``name``, such as "eos_token", in tokenizer_config.json, then special_tokens_map.json."""
     entries = [optional_object(folder / file).get(name) for file in (TOKENIZER_CONFIG, "special_tokens_map.json")]
     tokens = [token.get("content") if isinstance(token, dict) else token for token in entries]
     return [token for token in tokens if isinstance(token, str)]

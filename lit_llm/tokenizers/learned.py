@@ -22,12 +22,12 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Learned(HuggingFaceTokenizer):
-    """A tokenizer whose vocabulary is learned from the training text when the data is prepared.
+    """Base class of tokenizers whose vocabulary is learned from the training text when the data is prepared.
 
     Args:
-        vocab_size: number of ids. A short text may give fewer.
-        holds: the tokens that every vocabulary of the class has, in words, for the error message.
-        least: number of ids that these tokens take.
+        vocab_size: number of ids. A short text may give fewer ids.
+        holds: the tokens that every vocabulary of the class must have, in words, for the error message.
+        least: the smallest number of ids, which these tokens need.
 
     Raises:
         UserError: ``vocab_size`` is below ``least``.
@@ -53,7 +53,7 @@ class Learned(HuggingFaceTokenizer):
         return self._trained is not None
 
     def train(self, texts: Iterable[str]) -> None:
-        """Learn the vocabulary from ``texts``, which are iterated over once."""
+        """Learn the vocabulary from ``texts``, which are iterated over once. Replaces a vocabulary learned before."""
         backend = self._learn(texts)
         backend.encode_special_tokens = True
         self._trained = backend
@@ -75,13 +75,13 @@ class Learned(HuggingFaceTokenizer):
 
 
 class Characters(Learned):
-    """One id per character: the most frequent characters of the training text. All others share one id, U+FFFD.
+    """A tokenizer with one id for each of the most frequent characters of the training text. Others share the id of U+FFFD.
 
-    Unknown characters are lost: they decode as U+FFFD. Bits per byte use their original number of bytes, which is counted when
-    the text is tokenised.
+    Unknown characters are lost: they decode as U+FFFD. Bits per byte use the original number of bytes of unknown characters,
+    which is counted when the text is tokenised.
 
     Args:
-        vocab_size: number of ids, including U+FFFD (id 0) and ``<|endoftext|>`` (the last id). A short text may give fewer.
+        vocab_size: number of ids, with U+FFFD (id 0) and ``<|endoftext|>`` (the last id). A short text may give fewer ids.
     """
 
     def __init__(self, vocab_size: int = 128) -> None:
@@ -118,7 +118,7 @@ class Characters(Learned):
 
     @cached_property
     def _ids(self) -> np.ndarray:
-        """(0x110000,) int64: the id of each Unicode code point; ``unknown_id`` for those outside the vocabulary."""
+        """(0x110000,) int64: the id of each Unicode code point; ``unknown_id`` for code points outside the vocabulary."""
         ids = np.zeros(sys.maxunicode + 1, dtype=np.int64)
         for symbol, i in self.backend.get_vocab(with_added_tokens=False).items():
             ids[ord(symbol)] = i

@@ -1,4 +1,4 @@
-"""A ``tokenizer.json`` as an encoding of tiktoken, which gives the same ids in a fifth of the time."""
+"""Convert a ``tokenizer.json`` to an encoding of the package tiktoken, which gives the same ids in a fifth of the time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 
 class NotExpressible(Exception):
-    """tiktoken cannot express a tokenizer. The message gives the reason as a part of a sentence."""
+    """The error for a tokenizer that tiktoken cannot express. The message gives the reason as a part of a sentence."""
 
 
 class TiktokenEncoding:
-    """Encode with tiktoken. The caller has to check that the ids are those of the tokenizer.
+    """Encodes texts with tiktoken as ``backend`` does. The caller has to check that the ids are the same.
 
     Args:
         backend: a tokenizer that treats the names of special tokens as text (``encode_special_tokens``).
 
     Raises:
-        NotExpressible: tiktoken has no counterpart of a part of the tokenizer.
+        NotExpressible: tiktoken has no counterpart of a setting of the tokenizer.
         ModuleNotFoundError: tiktoken is not installed.
     """
 
@@ -55,7 +55,7 @@ def _normalizes(content: dict[str, Any]) -> bool:
     """Whether the tokenizer with the JSON ``content`` normalises texts to NFC.
 
     Raises:
-        NotExpressible: it normalises texts in another way.
+        NotExpressible: the tokenizer normalises texts in another way.
     """
     normalizer = content["normalizer"]
     if normalizer is not None and normalizer != {"type": "NFC"}:
@@ -67,7 +67,7 @@ def word_pattern(pre_tokenizer: dict[str, Any] | None) -> str:
     """Return the regular expression by which the `pre_tokenizer` of a tokenizer.json cuts words.
 
     Raises:
-        NotExpressible: it cuts words in another way.
+        NotExpressible: the pre-tokenizer cuts words in another way than by one regular expression.
     """
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
@@ -84,11 +84,11 @@ def word_pattern(pre_tokenizer: dict[str, Any] | None) -> str:
 
 
 def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> None:
-    """Refuse a tokenizer whose ids do not follow from its merges, which are all that another program, like tiktoken, gets.
+    """Check that a tokenizer's ids follow from its BPE merges alone, because other programs, like tiktoken, get only merges.
 
     Args:
         content: the content of the tokenizer's tokenizer.json.
-        whole_words: whether that program gives a word that is itself a token the token's id, without applying merges.
+        whole_words: whether the other program, if a whole word is a token, returns the token's id without applying merges.
 
     Raises:
         NotExpressible: the ids do not follow from the merges.
@@ -105,7 +105,7 @@ def require_merges(content: dict[str, Any], *, whole_words: bool = False) -> Non
 
 
 def _ranks(content: dict[str, Any]) -> tuple[dict[bytes, int], list[int]]:
-    """Return the rank of each token, and the id of each rank. A byte is its own rank; merged tokens follow from 256 on.
+    """(token → rank, id of each rank) for tiktoken. The rank of a single byte is its value; merged tokens follow from 256 on.
 
     Raises:
         NotExpressible: tiktoken cannot have such tokens or merges.

@@ -1,4 +1,4 @@
-"""The LightningModule, and training as a command."""
+"""The LightningModule that trains a model, its objectives, and what the commands `fit`, `check` and `find-lr` do."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""What callbacks ask of a LanguageModel (`lit_llm.callbacks.contracts`): facts that follow from its settings, data and model.
+"""The attributes and methods of a LanguageModel that callbacks read or call (`lit_llm.callbacks.contracts`).
 
-`TextSamples` and `TaskScores` ask it to write and to score text.
+`TextSamples` and `TaskScores` call the methods that generate text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lit_llm.training.accumulation import Accumulation
 
 
 class Answers(L.LightningModule):
-    """Base class of LanguageModel: LanguageModel sets these attributes, and the methods here read them."""
+    """Base class of LanguageModel: methods that callbacks call. They read the attributes below, which LanguageModel sets."""
 
     config: GPTConfig
     loss_config: LossConfig
@@ -42,22 +42,22 @@ class Answers(L.LightningModule):
 
     @property
     def data(self) -> Any:
-        """The data module; None without one."""
+        """The Trainer's data module; None if there is no Trainer or no data module."""
         return getattr(trainer_of(self), "datamodule", None)
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the data; None without one."""
+        """The tokenizer of the data module; None if there is none."""
         return getattr(self.data, "tokenizer", None)
 
     @cached_property
     def tokenizer_sha256(self) -> str:
-        """SHA-256, in hex, of the tokenizer's files. Cached, because a large vocabulary takes time."""
+        """SHA-256, in hex, of the contents of the tokenizer's files. Cached, because a large vocabulary takes time."""
         return hashlib.sha256("".join(self.tokenizer.files().values()).encode()).hexdigest()
 
     @property
     def mesh(self) -> MeshStrategy | None:
-        """The Trainer's MeshStrategy; None with another strategy, or without a Trainer."""
+        """The Trainer's strategy if it is a MeshStrategy; else None."""
         strategy = getattr(trainer_of(self), "strategy", None)
         return strategy if isinstance(strategy, MeshStrategy) else None
 
@@ -71,9 +71,9 @@ class Answers(L.LightningModule):
 
     @property
     def flops_per_token(self) -> float:
-        """Training FLOPs per token in sequences of the data's length, without those that LoRA saves (`flops_saved`).
+        """Training FLOPs per token in sequences of the data's block size, minus the FLOPs that LoRA saves (`flops_saved`).
 
-        For a custom architecture, `own_flops_per_token` counts the FLOPs of its operations, or takes six per parameter.
+        For a custom architecture, `own_flops_per_token` counts its operations' FLOPs, or takes six per parameter and token.
         """
         model, length = self.whole_model, getattr(self.data, "block_size", None)
         if isinstance(model, CustomModel):
@@ -82,7 +82,7 @@ class Answers(L.LightningModule):
 
     @property
     def every_target_counts(self) -> bool:
-        """Whether all micro-batches have equal weight: the data module declares that no training target is ignored.
+        """Whether the data module declares that no training target is ignored, so that all micro-batches have equal weight.
 
         False if ranks share sequences (context parallelism).
         """
@@ -91,16 +91,16 @@ class Answers(L.LightningModule):
 
     @property
     def holds_all_logits(self) -> bool:
-        """Whether training has the logits of a whole micro-batch in memory. `HealthSignals` reads it."""
+        """Whether training has the logits of a whole micro-batch in memory. The callback `HealthSignals` reads this."""
         return self.loss_config.chunk_size is None
 
     def first_gradient_scale(self) -> Tensor | float:
-        """`Accumulation.first_gradient_scale` for the micro-batches of the current step."""
+        """The factor that turns the gradient after a step's first micro-batch into the gradient of that micro-batch's loss."""
         return self.window.first_gradient_scale(self.trainer.accumulate_grad_batches)
 
     @property
     def expert_biases(self) -> list[Tensor | None] | None:
-        """For each block with experts, the bias (E,) of its router's choice; None for a block that only another rank has.
+        """For each block with experts, the bias (E,) that its router adds to choose experts; None on ranks without the block.
 
         None instead of a list if no block has experts.
         """
@@ -111,21 +111,21 @@ class Answers(L.LightningModule):
 
     @property
     def prompt_start(self) -> list[int]:
-        """The ids before a prompt: the end-of-document id, if documents are masked and begin with it in training.
+        """The ids to put before a prompt: the end-of-document id, if in training it precedes documents, which are masked.
 
-        Otherwise the list is empty, and `prompt_ids` begins with BOS if the tokenizer has one.
+        Otherwise empty: the function `prompt_ids` then puts BOS before the prompt, if the tokenizer has one.
         """
-        # Conversations have no end-of-document id, only their template. Without a `TokenDataModule`, GPT finds the ids.
+        # No end-of-document id precedes a conversation. Without a `TokenDataModule`, GPT itself finds documents by that id.
         opens = self.config.mask_documents and getattr(self.data, "ends_open", True)
         return [self.config.eos_id] if opens and self.config.eos_id is not None else []
 
     @property
     def context_length(self) -> int:
-        """The largest number of tokens that the model reads at once."""
+        """The largest number of tokens in a sequence that the model reads (block_size)."""
         return self.config.block_size
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits (B, T, V) of ids (B, T), on every rank. Each sequence is one document, as in an exported model."""
+        """Return logits (B, T, V) of ids (B, T), on every rank. Each sequence is one document, as in an exported model."""
         assert self.model is not None
         documents = {"documents": torch.zeros_like(input_ids)} if self.config.mask_documents else {}
         logits = self.model(input_ids, **documents)
@@ -134,13 +134,13 @@ class Answers(L.LightningModule):
 
     @cached_property
     def exported_tokenizer(self) -> ExportedTokenizer | None:
-        """The tokenizer that an export of this run would have; None without a run folder that can be exported."""
+        """The tokenizer that an export of this run would have; None if the run folder has no config.yaml or tokenizer.json."""
         run = Path(self.trainer.default_root_dir)
         is_run = (run / CONFIG).is_file() and (run / TOKENIZER_FILE).is_file()
         return ExportedTokenizer(run, eos_id=self.config.eos_id) if is_run else None
 
     def greedy_ids(self, ids: list[int], *, max_new_tokens: int) -> Iterator[int]:
-        """Yield `max_new_tokens` ids that continue `ids`, each the likeliest one. No end-of-document id stops it."""
+        """Yield `max_new_tokens` ids that continue `ids`, each the likeliest next id. No end-of-document id ends the loop."""
         model: Any = self.model
         known = self.tokenizer.vocab_size if self.exported_tokenizer is None else None  # an exported one decodes any id
         return generate(model, ids, max_new_tokens=max_new_tokens, sampling=Sampling(temperature=0), vocab_size=known)
@@ -155,7 +155,7 @@ class Answers(L.LightningModule):
         top_p: float | None = None,
         seed: int = 0,
     ) -> str:
-        """The prompt and its continuation. Sampling has its own random generator, so it does not affect training.
+        """Return the prompt followed by its continuation. Sampling has its own random generator, so training is not affected.
 
         Raises:
             UserError: if the data has no tokenizer, or a sampling setting is out of range.

@@ -1,4 +1,4 @@
-"""Decides which precision `trainer.precision: auto` means. No other module does."""
+"""Decides which Trainer precision the setting `trainer.precision: auto` means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {True: "bf16-mixed", False: "32-true"}
 
 
 class Choice(NamedTuple):
-    """A Trainer precision, and why it was chosen."""
+    """Record of a chosen precision for the Trainer, such as bf16-mixed, and of the reason, as the end of a sentence."""
 
     precision: str
     why: str
@@ -27,10 +27,10 @@ class Choice(NamedTuple):
 
 
 def choose(accelerator: Any) -> Choice:
-    """Choose bf16-mixed if this machine's device has units for bf16, else 32-true: without such units, bf16 is slower.
+    """Choose bf16-mixed if this machine's device is known to compute in bf16 in hardware, else 32-true.
 
     Args:
-        accelerator: `trainer.accelerator`.
+        accelerator: the setting `trainer.accelerator`, such as "cpu" or "auto".
     """
     gpu = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator == "cpu" or gpu is None:
@@ -42,7 +42,7 @@ def choose(accelerator: Any) -> Choice:
 
 
 def choose_for(hardware: Hardware) -> Choice:
-    """Choose the precision for a device of the hardware table, or of a user's hardware file."""
+    """Choose bf16-mixed or 32-true for a device in the hardware table or in a user's hardware file."""
     if hardware.is_gpu:
         return _of_gpu(hardware.name, hardware.multiplies("bf16"))
     narrow, wide = hardware.peak_tflops["bf16"], hardware.peak_tflops["fp32"]
@@ -56,7 +56,7 @@ def _of_gpu(name: str, has_bf16: bool) -> Choice:
 
 
 def keep(start: RunStart, choice: Choice) -> Choice:
-    """For a run that is continued or evaluated, return its saved precision, whatever the device; for a new run, `choice`."""
+    """The precision that a continued or evaluated run saved in its checkpoint, whatever the device; for a new run, `choice`."""
     settings = {} if start.saved is None else start.saved.settings
     if KEY not in settings:
         return choice

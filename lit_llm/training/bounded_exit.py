@@ -22,22 +22,22 @@ from lit_llm.core.ranks import is_first_here
 from lit_llm.training.output_streams import lost_output, survive_lost_output
 
 SECONDS = 20.0
-"""How long the end of a process may take."""
+"""Seconds that the end of a process may take after its command has returned."""
 FIRST_RANK_SECONDS = 10.0
-"""How long a failed process waits for rank 0 to end, less than `progress_watch.PATIENCE`."""
+"""Seconds that a failed process waits for rank 0 to end; less than `progress_watch.PATIENCE`."""
 LAUNCHER = "LIT_LLM_LAUNCHER"
-"""Environment variable: id of the process that launched this one as a further rank of its run."""
+"""Name of an environment variable: the id of the process that launched this process as another rank of its run."""
 
 
 def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoReturn:
-    """Run a command and end this process with its exit code, or 1 after an exception; at most `SECONDS` later.
+    """Run a command, and end this process at most `SECONDS` later, with the command's exit code, or 1 after an exception.
 
-    After the exit handlers, the interpreter's own shutdown is skipped: destructors of process groups can hang or abort there.
+    After exit handlers, the interpreter's own shutdown is skipped: in it, destructors of process groups can hang or abort.
     Under a debugger there is no time limit.
 
     Args:
-        needs_output: Whether the command fails (exit code 2) if text that it printed could not be written, as on a full disk.
-            If false, it only prints a warning.
+        needs_output: Whether the exit code is 2 if printed text could not be written to standard output, as on a full disk.
+            If false, this only prints a warning.
     """
     survive_lost_output()
     try:
@@ -56,9 +56,9 @@ def run_and_end(command: Callable[[], int], *, needs_output: bool = True) -> NoR
 
 
 def _let_the_first_rank_end() -> None:
-    """Wait until rank 0 has ended and so has printed why the run ends: once this process ends, torchrun kills all others.
+    """Wait until rank 0 has printed why the run ends, and has ended: torchrun kills all processes once this process ends.
 
-    After `FIRST_RANK_SECONDS`, print the reason here instead.
+    If rank 0 has not ended after `FIRST_RANK_SECONDS`, print the reason in this process.
     """
     try:
         address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
@@ -75,7 +75,7 @@ _code: int | None = None
 
 
 def _begin_end(code: int) -> None:
-    """From now on this process ends with `code`: by itself, or by a thread after `SECONDS`."""
+    """Make this process end with exit code `code`: by itself, or, after `SECONDS`, by a thread that this function starts."""
     global _code
     if sys.gettrace() is not None or sys.flags.inspect:
         return  # a debugger, or `python -i`
@@ -105,15 +105,15 @@ atexit.register(_finish)
 
 
 def launches_ranks() -> None:
-    """Store this process's id in the environment, for `end_with_launcher` of the ranks that it is about to launch."""
+    """Store this process's id in the environment variable `LAUNCHER`, which `end_with_launcher` reads in launched ranks."""
     os.environ[LAUNCHER] = str(os.getpid())
 
 
 def end_with_launcher() -> None:
-    """If this process was launched as a further rank, end it at most `SECONDS` after its launcher has ended.
+    """If another process of the run launched this process, end this process about `SECONDS` after that launcher has ended.
 
-    A rank that waits for another rank notices that rank's end at once and reports it. A rank that waits for something else
-    does not, and a rank that connects for the first time may wait half an hour. The launcher may have ended before this call.
+    A rank in a collective notices the end of another rank at once. A rank that waits for anything else does not, and a rank
+    that connects for the first time may wait half an hour. The launcher may have ended before this call.
     """
     if launcher := int(os.environ.pop(LAUNCHER, "0")):
         threading.Thread(target=_end_after, args=(launcher,), name="launcher-watch", daemon=True).start()
@@ -127,7 +127,7 @@ def _end_after(launcher: int) -> None:
 
 
 def end(code: int, why: str) -> NoReturn:
-    """Print `why` to standard error and end this process at once."""
+    """Print `why` to standard error, and end this process at once with exit code `code`, without exit handlers."""
     os.write(2, f"{why}\n".encode())
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""The lines of `check`: tests of three training steps, then of the trained model and the loader."""
+"""The checks of the command `check`, one line each: of three training steps, then of the trained model and the loader."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ Say = Callable[[str], None]
 STEPS = 3
 FIRST_LOSS_TOLERANCE = 0.05
 OVERFIT_STEPS, OVERFIT_TOKENS = 200, 128
-OVERFIT_RATIO, OVERFIT_RATIO_OF_TRAINED = 0.5, 0.95  # last loss / first loss, at most; rates for trained weights are low
+OVERFIT_RATIO, OVERFIT_RATIO_OF_TRAINED = 0.5, 0.95  # accepted last loss / first loss; rates for trained weights are low
 
 LOADER_SECONDS, LOADER_BATCHES = 2.0, 500
 LOADER_SHARE = 0.05
-"""The largest accepted time in the loader, as a share of the training time."""
+"""The largest accepted share of (time to load a batch) in (time to train on a batch)."""
 TOY_PARAMETERS = 1_000_000
-"""A model with fewer parameters trains about as fast as data are read, so the speed of its loader is not tested."""
+"""The loader's speed is not tested for a model with fewer parameters than this, which trains about as fast as data are read."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the checklist: the check, whether it passed, and the finding."""
+    """Record of a line of the checklist: the name of the check, whether it passed, and what it found, as text."""
 
     name: str
     passed: bool
@@ -57,7 +57,7 @@ class Line:
 
 
 class Observer(Callback):
-    """Records batches, losses, gradients and times of the first steps."""
+    """Records batches, losses and seconds of the first `STEPS` steps, and parameters without gradient; then stops training."""
 
     def __init__(self) -> None:
         self.batches: list[dict[str, Tensor]] = []
@@ -95,12 +95,12 @@ class Observer(Callback):
 
 
 class CheckedRun:
-    """A temporary run on one device, with an observer of its first steps.
+    """Holds a temporary run of a recipe on one device, with an `Observer` of the run's first steps.
 
     Args:
-        run_dir: an empty folder.
+        run_dir: an empty folder for the run.
         trained: whether the model starts with trained weights.
-        say: is called with each line of progress.
+        say: a function that prints a line of progress.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class CheckedRun:
         self.run_dir, self.trained = run_dir, trained
         if isinstance(datamodule, TokenDataModule):
             self._recipes_batch = datamodule.micro_batch_size, datamodule.global_batch_size, datamodule.ramp
-            if trainer.max_epochs not in (None, -1):  # count with the recipe's batch: a smaller one has more steps an epoch
+            if trainer.max_epochs not in (None, -1):  # before `cut_batch`: a smaller batch has more steps per epoch
                 datamodule.prepare_data()
                 datamodule.setup()
                 set_max_steps(trainer, steps_of_run(datamodule, trainer.max_steps, trainer.max_epochs))
@@ -121,7 +121,7 @@ class CheckedRun:
         self.precision = trainer.precision_plugin.forward_context
 
     def run_lines(self) -> list[str]:
-        """Lines about the length of the recipe's run, not of this one. Call it after ``checklist``, which opens the data."""
+        """Lines about the length of the run with the recipe's batch. Call this after `checklist`, which opens the data."""
         data = self.datamodule
         if not isinstance(data, TokenDataModule) or self.trainer.max_steps == -1:
             return []
@@ -134,9 +134,9 @@ class CheckedRun:
         return lines
 
     def cut_batch(self) -> str:
-        """Reduce the batch to at most 2 micro-batches of at most 2 sequences; returns a description of the batch.
+        """Reduce the global batch to at most 2 micro-batches of at most 2 sequences; return a description of the batch.
 
-        A data module without a `global_batch_size` keeps its batch.
+        The batch of a data module without a `global_batch_size` is not changed.
         """
         data = self.datamodule
         configured = getattr(data, "global_batch_size", None)
@@ -148,7 +148,7 @@ class CheckedRun:
 
 
 def checklist(run: CheckedRun) -> list[Line]:
-    """Train three steps, then make all checks, and return a line for each. `run.say` announces checks that take long."""
+    """Train three steps, then run all checks, and return a line for each check. `run.say` announces checks that take long."""
     trainer, module = run.trainer, run.model
     run.say(f"training {STEPS} steps …")
     trainer.fit(module, datamodule=run.datamodule)
@@ -166,7 +166,7 @@ def checklist(run: CheckedRun) -> list[Line]:
 
 
 def data_files(data: Any) -> list[Line]:
-    """Check that each token file has the hash that meta.json records. Returns no line for a user's own data module."""
+    """Check that each token file has the hash in meta.json. Returns one line, or none for a user's own data module."""
     if not isinstance(data, TokenDataModule):
         return []
     problems, files = list(data.opened.files.problems()), data.opened.files
@@ -186,10 +186,10 @@ def no_target(data: Any) -> Line:
 
 
 def shifted_labels(observer: Observer, packed: Tensor | None = None) -> Line:
-    """Check that the target of each position is the id that follows it in its document.
+    """Check that the target of each position is the next input id of the same document.
 
     Args:
-        packed: (n, T) document numbers of all observed rows; None if rows are consecutive tokens.
+        packed: (n, T), the document number of each position, for the n rows observed; None: rows are consecutive tokens.
     """
     equal = total = learned = rows = 0
     for batch in observer.batches:
@@ -209,7 +209,7 @@ def shifted_labels(observer: Observer, packed: Tensor | None = None) -> Line:
 
 
 def _packed_documents(run: CheckedRun) -> Tensor | None:
-    """Document numbers of all observed rows (n, T), even if the model needs none. None if rows are consecutive tokens."""
+    """The document number of each position, (n, T), for the n rows observed; None if rows are consecutive tokens."""
     data = run.datamodule
     if not isinstance(data, TokenDataModule) or data.packing == "concatenate":
         return None
@@ -222,9 +222,9 @@ def _packed_documents(run: CheckedRun) -> Tensor | None:
 
 
 def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = False, of_tokens: bool = True) -> Line:
-    """Check that the first loss is ln V: an untrained model predicts every id equally. A trained model's loss may be lower.
+    """Check that the first loss is near ln V nats (V ids): an untrained model predicts all equally. `trained`: it may be less.
 
-    If not `of_tokens`, the loss is one of pairs, and is not tested.
+    If `of_tokens` is false, the loss is per pair of answers, and is not tested.
     """
     assert model.config.vocab_size is not None
     if not observer.losses:
@@ -239,7 +239,7 @@ def first_loss(observer: Observer, model: GPT | CustomModel, *, trained: bool = 
 
 
 def gradients(observer: Observer) -> Line:
-    """Check that every parameter has a finite, non-zero gradient after two updates."""
+    """Check that every trained parameter has a finite, non-zero gradient in the last observed step."""
     missing = observer.without_gradient
     seen = f"none, zero or not finite: {', '.join(missing[:5])}" if missing else f"all, in step {STEPS}"
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -272,14 +272,14 @@ def save_and_load(run: CheckedRun) -> Line:
 
 
 def causal_mask(run: CheckedRun) -> Line:
-    """Check, in evaluation and training mode, that no prediction depends on a later token, nor, with document masks, on an
-    earlier document.
+    """Check, in eval and train mode, that no prediction depends on a later token, nor, with document masks, on an earlier
+    document.
 
-    The weights get noise during the check, because a projection that is still near zero would hide a leak behind it.
+    During the check, noise is added to the weights: a projection whose weights are near zero would hide a leak.
     """
     model = run.model.model
     assert model is not None
-    if run.model.compute_config.float8:  # it changes predictions by up to 8 % of the largest logit
+    if run.model.compute_config.float8:  # float8 changes predictions by up to 8 % of the largest logit
         return Line("mask", True, "not tested: scales in float8 depend on all positions (test with --compute.float8 false)")
     kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
     generator = torch.Generator(run.trainer.strategy.root_device).manual_seed(0)
@@ -293,9 +293,9 @@ def causal_mask(run: CheckedRun) -> Line:
 
 
 def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tuple[bool, str]:
-    """Return (True if no information leaks, the finding). Each test changes all tokens from one position (the cut) on.
+    """Return (True if no prediction depends on tokens that it must not see, what was found as text).
 
-    The model gets one sequence at a time, because sequences of a batch may share the capacity of experts.
+    Each test changes all tokens from one position on. The model gets one sequence at a time: sequences may share experts.
     """
     config, device, seed = run.model.whole_model.config, generator.device, callbacks.StepSeed()
     assert config.vocab_size is not None
@@ -306,7 +306,7 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def logits(ids: Tensor) -> Tensor:
-        """Logits (T, V), computed with the same random numbers and buffers each time."""
+        """Logits (T, V) of ids (1, T), computed with the same random numbers and buffers in each call."""
         seed.on_train_start(run.trainer, run.model)
         seed.on_train_batch_start(run.trainer, run.model, None, 0)
         with torch.no_grad(), run.precision():
@@ -321,8 +321,8 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
         rounding = (1e-3 if "32" in run.trainer.precision else 1e-2) * before.abs().max()
 
         def moved(first: Tensor, last: Tensor, cut: int, before: Tensor = before) -> Tensor:
-            """Feed the first `cut` tokens of `first`, then the rest of `last`. Return each position's largest change of a
-            logit from `before`, (T,)."""
+            """Join the first `cut` tokens of `first` and the later tokens of `last`. Return, (T,), the largest change of a
+            logit from `before` at each position."""
             return (logits(torch.cat([first[:, :cut], last[:, cut:]], dim=1)) - before).abs().amax(dim=-1)
 
         if not moved(ids, ids, 0).max() <= rounding:
@@ -339,14 +339,14 @@ def _leaks(run: CheckedRun, model: nn.Module, generator: torch.Generator) -> tup
 
 
 def _cuts(length: int) -> list[int]:
-    """Positions from which on tokens are changed. Consecutive positions find a leak at every n-th position. Early positions
-    find a small leak, because a later token has the largest share of the attention there."""
+    """Positions from which on `_leaks` changes tokens, of a sequence of `length`. Consecutive positions find a leak at every
+    n-th position. Early positions find a small leak, because a leaked token has a large share of the attention there."""
     parts = range(1, 16), range(length // 2, length // 2 + 8), range(length - 8, length)
     return sorted({cut for part in parts for cut in part if 0 < cut < length})
 
 
 def loader(run: CheckedRun) -> list[Line]:
-    """Read batches without training, to test whether sequences repeat, and whether loading is fast compared with training."""
+    """Read batches without training. Returns two lines: do sequences repeat, and does loading take under 5 % of the time?"""
     seen: set[bytes] = set()
     repeated = sequences = tokens = 0
     loaded = run.datamodule.train_dataloader()
@@ -393,14 +393,14 @@ def loader(run: CheckedRun) -> list[Line]:
 
 
 def _blocks_per_epoch(dataset: Any) -> dict[int, int]:
-    """Source → number of its sequences in an epoch. Source 0 without a mixture; empty if the data module is a user's."""
+    """Index of a source → number of its sequences in an epoch. Without a mixture, {0: number}; {} for a user's data module."""
     if isinstance(dataset, MixtureBlocks):
         return {source: len(blocks) for source, blocks in dataset.blocks.items()}
     return {0: len(dataset)} if isinstance(dataset, Blocks) else {}
 
 
 def overfitting(run: CheckedRun) -> Line:
-    """Check that one short batch can be overfitted: to half of the first loss, or to 0.95 of it from trained weights."""
+    """Train on one short batch, and check that its loss falls to 0.5 of its first loss; of trained weights, to 0.95 of it."""
     name, module, trainer = "one batch can be overfitted", run.model, run.trainer
     if not run.observer.losses:
         return Line(name, True, f"not tested: no target in {STEPS} steps")
@@ -440,7 +440,7 @@ def overfitting(run: CheckedRun) -> Line:
 
 
 def coordinates(run: CheckedRun) -> Line:
-    """Check that with base_width, updates change activations equally at every width. Without it, only report the changes."""
+    """Check, if base_width is set, that updates change activations equally at every width. Else only report the changes."""
     name, module = "coordinate check", run.model
     model = module.whole_model
     if not isinstance(model, GPT) or module.lora is not None or model.config.moe is not None:
@@ -454,9 +454,9 @@ def coordinates(run: CheckedRun) -> Line:
 
 
 def _part_to_learn(observer: Observer) -> dict[str, Tensor]:
-    """Two rows of a micro-batch, (2, t) with t at most `OVERFIT_TOKENS`, chosen for the most targets.
+    """A batch (2, t) cut from the observed micro-batch with most targets: two rows, t ≤ `OVERFIT_TOKENS` consecutive positions.
 
-    Masked data have long parts without targets.
+    Rows and positions are those with most targets: data with masks have long stretches without targets.
     """
     learned = [batch["targets"] != -100 for batch in observer.batches]
     batch = observer.batches[int(np.argmax([int(each.sum()) for each in learned]))]

@@ -1,4 +1,4 @@
-"""Bits per byte of gzip and xz on the held-out text that a model is evaluated on, to compare with the model's bits per byte."""
+"""Bits per byte of gzip and xz on the text on which a model is evaluated, to compare with the model's bits per byte."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lightning.pytorch import Trainer
 from lit_llm.data.batches import HeldOutOrder
 
 SAMPLE_TOKENS, SAMPLE_PARTS = 2**18, 16
-"""At most `SAMPLE_TOKENS` are compressed, to take only seconds: of a longer text, the beginnings of `SAMPLE_PARTS` parts."""
+"""Of a text with more than `SAMPLE_TOKENS` tokens, about `SAMPLE_TOKENS` are compressed: the starts of `SAMPLE_PARTS` parts."""
 
 
 class Compressors:
-    """Bits per byte of gzip and xz on the evaluated texts. Rank 0 measures them in the first evaluation of each split."""
+    """Measures bits per byte of gzip and xz on the evaluated texts: on rank 0, in the first evaluation of each split."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, float]] = {}  # split → values by name
 
     def row(self, trainer: Trainer, data: Any, split: str) -> dict[str, float]:
-        """The values to log for the split "val" or "test", by name; empty if they cannot be measured. A collective."""
+        """Metric → bits per byte, for the split "val" or "test"; empty if not measurable. Rank 0 prints text. A collective."""
         if split not in self._rows:
             row: dict[str, float] = {}
             if trainer.is_global_zero:
@@ -33,10 +33,10 @@ class Compressors:
 
 
 def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, float], str]:
-    """Compress the text that the evaluation of "val" or "test" reads on all ranks: what its counted targets decode to.
+    """Compress the text that all ranks evaluate in the split "val" or "test": the counted targets, decoded.
 
     Returns:
-        Bits per byte by names such as val/gzip_bits_per_byte, and a sentence about the text; or an empty dict, and why.
+        (metric, as val/gzip_bits_per_byte → bits per byte; a sentence about the text), or ({}, a sentence that says why not).
     """
     loader: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
     batches = (trainer.num_test_batches if trainer.testing else trainer.num_val_batches)[0]
@@ -58,7 +58,7 @@ def compressors(trainer: Trainer, data: Any, split: str) -> tuple[dict[str, floa
     if (ignored[:, :-1] & ~ignored[:, 1:]).any():  # padding comes last
         return {}, f"{none} only a part of the text is predicted, and the model is given the rest"
     ids = targets[~ignored]
-    ids = ids[sizes.numpy()[ids] > 0]  # without marks of documents
+    ids = ids[sizes.numpy()[ids] > 0]  # without ids that have no text, such as the end of a document
     text, size = tokenizer.decode(ids).encode(), float(sizes.numpy()[ids].sum())
     if not text or abs(len(text) - size) > max(8, 0.01 * size):  # the text may begin or end inside a character
         return {}, f"{none} the tokenizer gives {len(text):,} bytes back of {size:,.0f}"

@@ -1,7 +1,7 @@
-"""The coordinate check: do a few updates change activations by the same amount at every width?
+"""The coordinate check: do a few optimizer updates change activations by the same amount at every width?
 
-If they do, one learning rate is right for every width (Yang et al. 2022, arXiv 2203.03466, appendix D.1; docs/transfer.md). If
-they do not, the change grows or falls as a power of the width. The check fits that power.
+If so, one learning rate is right for every width (Yang et al. 2022, arXiv 2203.03466, appendix D.1; docs/transfer.md). If not,
+the change of the activations grows or falls as a power of the width. The check fits the exponent of that power.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ WIDTHS, BASE_WIDTH, HEAD_DIM = (64, 128, 256), 128, 32
 LAYERS, VOCABULARY, ROWS, LENGTH = 2, 64, 4, 32
 STEPS, SEEDS = 4, 2
 LARGEST_POWER = 0.3
-"""Largest accepted power. Measured for AdamW, Lion, and Muon with both values of `adjust_lr`: with base_width at most 0.21;
-without it at least 0.46 in queries, hidden units or logits."""
+"""Largest accepted exponent p. Measured p for AdamW, Lion, and Muon with both `adjust_lr`: with base_width, at most 0.21;
+without base_width, at least 0.46 in queries, hidden units or logits."""
 
 
 def width_powers(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optimizer]) -> dict[str, float]:
-    """For queries, hidden units, residual stream and logits: the p with which the change by `STEPS` updates grows as width^p.
+    """Name of an activation → p: the change of this activation by `STEPS` updates grows as width^p.
 
-    Models of the same kind as `config`, with two blocks and widths 64 to 256, learn one batch of random ids in fp32 on the CPU.
+    The activations are queries, hidden units, residual stream and logits, of models like `config` with two blocks and widths 64
+    to 256. The models learn one batch of random ids in fp32 on the CPU. If `config` has a `base_width`, theirs is 128.
 
     Args:
-        config: the configuration; the models have other sizes and, if it sets `base_width`, a `base_width` of 128.
         make: makes an optimizer from groups of parameters.
     """
     ids = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(3))
@@ -63,7 +63,7 @@ def _small(config: GPTConfig, width: int) -> GPTConfig:
 
 
 def _changes(config: GPTConfig, make: Callable[[list[dict[str, Any]]], Optimizer], ids: Tensor, seed: int) -> dict[str, float]:
-    """Root mean square change that the updates make in each activation of the last block, and in the logits."""
+    """Name of an activation → root mean square of its change by `STEPS` updates, in the last block and in the logits."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT(config)

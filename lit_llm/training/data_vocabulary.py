@@ -1,4 +1,4 @@
-"""Completes a model's configuration from the data's tokenizer, and checks the first batch."""
+"""Completes a model's configuration from the data module (vocabulary, end of document), and checks the first batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lit_llm.models.config import GPTConfig
 
 
 def with_vocabulary(config: GPTConfig, data: Any) -> GPTConfig:
-    """A copy of `config` with the data's vocabulary size and end-of-document id, where `config` does not set them.
+    """A copy of `config` in which `vocab_size` and `eos_id` are the data's, where `config` has None.
 
     Args:
-        data: the data module, or None. A user's data module may lack attributes.
+        data: the data module, or None. A user's data module may lack these attributes.
 
     Raises:
         UserError: the model does not fit the data's tokenizer.
@@ -52,13 +52,13 @@ _IDS = (torch.int64, torch.int32)  # what an embedding reads
 
 
 def check_batch(batch: Any, data: object) -> None:
-    """Check the names, shapes and dtypes of a batch, as a user's data module may give it.
+    """Check that a batch is a dict with `input_ids` and `targets`, both (B, T), as `LanguageModel` needs.
 
     Args:
-        data: the data module, which the error message names.
+        data: the data module, which may be a user's; the error message names its class.
 
     Raises:
-        UserError: The batch is not what `LanguageModel` trains on.
+        UserError: The batch is no such dict, or a tensor in it has another shape or dtype.
     """
     seen = f"a dict of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
     inputs, targets = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "targets"))

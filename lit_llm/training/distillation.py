@@ -1,4 +1,4 @@
-"""Distillation: a student learns from the text, and from a teacher's probabilities, computed when the data were prepared."""
+"""Distillation: a student learns from the text, and from probabilities of a teacher, which `prepare` wrote beside the data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Distillation(CrossEntropy):
     """Cross-entropy, mixed with the divergence from a teacher: (1 - weight) · nll + weight · τ² · KL(teacher ‖ student).
 
     `prepare --teacher` writes the teacher's top k probabilities at temperature τ. `lit_llm.models.distillation_loss` has the
-    formulas. Logs train/kl, in nats per token. train/loss is the cross-entropy alone, as without a teacher. So is val/loss,
-    because validation has no teacher.
+    formulas. Logs train/kl, in nats per token. train/loss and val/loss are the cross-entropy
+    alone; validation has no teacher.
 
     Args:
-        weight: weight of the KL divergence. With 1, the text's own tokens teach nothing.
+        weight: weight of the KL divergence, from 0 to 1. With 1, the cross-entropy has no weight.
     """
 
     needs_gpt = True

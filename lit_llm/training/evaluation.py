@@ -1,4 +1,4 @@
-"""The metrics of validation and test: mean losses, perplexity and bits per byte."""
+"""Computes the metrics of validation and test: mean losses, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lit_llm.training.accumulation import LossMeans, wide
 
 
 class Evaluation(Metric):
-    """The sums of one pass over held-out data. Create it when the pass begins: bf16-true rounds the sums of earlier objects.
+    """Metric that sums losses in one pass over held-out data. Make one for each pass: bf16-true rounds the sums of a kept one.
 
-    `compute` adds the sums of all ranks. It returns values by name, such as "val/loss", which is NaN if no target counts. Bits
-    per byte are nats / (ln 2 · UTF-8 bytes of the text): comparable across tokenizers, and 8 times a compression ratio.
+    `compute` adds the sums of all ranks. It returns metric → value, such as "val/loss", which is NaN if no target is counted.
+    Bits per byte are nats / (ln 2 · UTF-8 bytes of the text): comparable across tokenizers, and 8 times a compression ratio.
 
     Args:
-        prefix: the first part of the names, "val" or "test".
-        losses: the means to measure.
+        prefix: the first part of the names of metrics, "val" or "test".
+        losses: the layout of the loss sums, and the names of the mean losses.
         token_bytes: (V,), UTF-8 bytes of each id. None: bits per byte are not measured.
-        of_tokens: whether the loss is nats per token; if not, perplexity and bits per byte are not measured.
+        of_tokens: whether the loss is in nats per token. If not, perplexity and bits per byte are not measured.
     """
 
     is_differentiable = False
@@ -46,10 +46,11 @@ class Evaluation(Metric):
         self.add_state("text_bytes", torch.zeros((), dtype=wide(device), device=device), dist_reduce_fx="sum")
 
     def update(self, batch: dict[str, Tensor], sums: LossSums, *, parts: int) -> None:
-        """Add the sums of a batch.
+        """Add the loss sums of a batch to the sums of the pass.
 
         Args:
-            parts: number of ranks that have this same batch. `sums` is this rank's part of the batch's sums.
+            sums: this rank's part of the batch's loss sums.
+            parts: number of ranks that share this batch.
         """
         self.sums = self.sums + self.losses.of(batch, sums)
         if self.token_bytes is not None:
@@ -68,17 +69,17 @@ class Evaluation(Metric):
 
 
 def safe_exp(loss: float) -> float:
-    """exp(loss), or infinity on overflow."""
+    """The perplexity exp(loss); infinity if it is too large for a float."""
     return math.inf if loss >= 700 else math.exp(loss)
 
 
 def without_repeats(batch: dict[str, Tensor], batch_idx: int, trainer: Trainer, dataloader_idx: int) -> dict[str, Tensor]:
-    """The batch, with ignored targets in rows that a `DistributedSampler` repeats so that ranks get equally many samples.
+    """The batch, with targets of -100 in the rows that a `DistributedSampler` repeats to give all ranks equally many samples.
 
-    Rank r of R takes samples r, r + R, …; after the last sample, the sampler starts again with the first.
+    Rank r of R takes samples r, r + R, …; after the last sample, the sampler starts again with the first sample.
 
     Args:
-        batch_idx, dataloader_idx: number of the batch in its loader, and of the loader in the validation or test.
+        batch_idx, dataloader_idx: index of the batch in its loader, and index of the loader in the validation or test.
     """
     loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
     loader: Any = CombinedLoader(loaders).flattened[dataloader_idx]
@@ -86,7 +87,7 @@ def without_repeats(batch: dict[str, Tensor], batch_idx: int, trainer: Trainer, 
     sampler = getattr(loader if batches is None else batches, "sampler", None)
     if not isinstance(sampler, DistributedSampler):
         return batch
-    size = getattr(batches, "batch_size", 1)  # samples; one can have several rows
+    size = getattr(batches, "batch_size", 1)  # in samples; a sample can have several rows
     first, targets, total = batch_idx * size, batch["targets"], len(sampler.dataset)  # type: ignore[arg-type]
     samples = min(size, sampler.num_samples - first)
     if (first + samples - 1) * sampler.num_replicas + sampler.rank < total:

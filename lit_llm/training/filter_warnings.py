@@ -1,4 +1,4 @@
-"""Hides messages of Lightning and torch that do not concern users of lit_llm, each with the reason."""
+"""Hides warnings and messages of Lightning and torch that do not concern users of lit_llm."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import lightning
 
 _WARNINGS = (
-    ".*LeafSpec.* is deprecated",  # a matter between Lightning and torch
-    ".*`broadcast_buffers` is deprecated",  # likewise
-    ".*does not have many workers",  # the order of samples costs less than a worker process
-    ".*sync_dist=True",  # our sums are over all ranks already
+    ".*LeafSpec.* is deprecated",  # Lightning uses a deprecated part of torch
+    ".*`broadcast_buffers` is deprecated",  # as above
+    ".*does not have many workers",  # reading samples costs less than a worker process
+    ".*sync_dist=True",  # lit_llm has already summed over all ranks
     ".*smaller than the logging interval",  # step 1 is always logged
     "Mismatch dtype between input and weight",  # norms have fp32 gains on purpose
     ".*but have no logger configured",  # evaluating writes no curves
-    ".*callbacks used to create the checkpoint need to be provided",  # likewise
+    ".*callbacks used to create the checkpoint need to be provided",  # evaluating needs none
 )
 
 
@@ -33,7 +33,7 @@ def filter_warnings() -> None:
     shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     shared.setLevel(logging.INFO)
     shared.addFilter(_is_of_a_callback)
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # advice for authors of meshes
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # for authors of meshes
 
 
 def _is_of_a_callback(record: logging.LogRecord) -> bool:

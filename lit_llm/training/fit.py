@@ -1,4 +1,4 @@
-"""The command `fit`: checks that need the data, training, and evaluation."""
+"""Runs the command `fit` with built objects: checks that need the data, training, and the final evaluation."""
 
 from __future__ import annotations
 
@@ -49,18 +49,19 @@ def fit(
     initial: InitialWeights | None,
     accept_changes: bool,
 ) -> int:
-    """Train, then evaluate; returns the exit code.
+    """Train, then evaluate on validation data; return the exit code of `fit`.
 
-    The code is 1 if SpikeGuard stopped training, another process ended early, the last checkpoint could not be saved, the loss
-    was not finite at the end, or the run left the curve that it was checked against.
+    The code is 1 if SpikeGuard stopped training, another process ended early, the last checkpoint could not be saved, the last
+    loss was not finite, or a loss differs from the curve of --check_against. It is 75 after a signal, and otherwise 0.
 
     Args:
         trainer: with all callbacks of a run (`config.run_callbacks`).
-        initial: Initial weights; None: random ones.
+        start: the checkpoint from which training continues, if any.
+        initial: the weights with which training starts; None: random weights.
         accept_changes: Continue even if the data differ from the checkpoint's.
 
     Raises:
-        UserError: The data do not fit the run or its weights, or the folder is in use. The folder is then unchanged.
+        UserError: The data do not fit the run or its weights, or another process uses the run folder, which is unchanged.
         KeyboardInterrupt: The user interrupted training; Lightning itself would raise SystemExit.
     """
     follower = next((logger for logger in trainer.loggers if isinstance(logger, CurveFollower)), None)
@@ -124,7 +125,7 @@ def _train(
     run_dir: Path,
     guard: FolderGuard | None,
 ) -> int | None:
-    """Train; returns the exit code of an incomplete run, or None after a complete one."""
+    """Train, print how training ended, and return the exit code if training is incomplete; None if it is complete."""
     try:
         with naming(run_dir):
             trainer.fit(model, datamodule=data, ckpt_path=start.checkpoint, weights_only=True)
@@ -166,14 +167,14 @@ def _train(
 
 
 def restore_problem(checkpoint: Path, error: Exception) -> str | None:
-    """Why a checkpoint cannot be used, if `error` was raised while its state was restored; else None."""
+    """A sentence that the checkpoint cannot be restored, if `error` was raised while Lightning restored it; else None."""
     if isinstance(error, UserError) or is_lost_peer(error) or not restores_checkpoint(error):
         return None
     return f"{checkpoint} cannot be restored: {type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule, start: RunStart) -> None:
-    """Validate the final weights if training did not, for example because a resumed run had already ended."""
+    """Validate the final weights, unless training has done so, and log the metrics, unless this launch has made no step."""
     if model.validated_step == trainer.global_step:
         return
     loggers, trainer.loggers = trainer.loggers, []  # Lightning would log at a wrong step
@@ -188,7 +189,7 @@ def _evaluate(trainer: Trainer, model: LanguageModel, data: LightningDataModule,
 
 @rank_zero_only
 def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Path, steps: int) -> None:
-    """Print a table of evaluation metrics after `steps` optimizer steps."""
+    """On rank 0, print a table of the metrics of validation ("val") or test ("test"). `steps`: optimizer steps so far."""
     metrics = dict(trainer.callback_metrics)
     if f"{prefix}/bits_per_byte" in metrics:
         metrics[f"{prefix}/bits_per_token"] = metrics[f"{prefix}/loss"] / math.log(2)

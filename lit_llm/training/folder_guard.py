@@ -22,20 +22,20 @@ from lit_llm.runs.tokenizer_files import COMPANIONS
 from lit_llm.tokenizers import TOKENIZER_FILE
 
 _WRITTEN = {CONFIG, TOKENIZER_FILE, *COMPANIONS, "hparams.yaml", PLAN, LOGGER_RUNS}
-"""Files that a launch writes into a run folder before the first step, beside TensorBoard's event file."""
+"""Names of files that a launch writes into a run folder before the first step, in addition to TensorBoard's event file."""
 
 
 class FolderGuard(Callback):
-    """On rank 0, holds the lock of the run folder, and restores the folder if the launch makes no step.
+    """On rank 0, owns the lock of the run folder during training, and can restore the folder if the launch makes no step.
 
     Contract:
-        on_train_batch_start: notes in `training_began` that training has begun.
-        on_save_checkpoint: checks that this run still holds the lock.
+        on_train_batch_start: sets `training_began` to True.
+        on_save_checkpoint: checks that this process still owns the lock.
         State: none.
 
     Args:
-        start: the run's start. It has the lock object, which is not acquired yet.
-        replace: whether an existing folder is moved aside, so that the run begins in a new one.
+        start: has the lock, which `held` acquires.
+        replace: whether an existing run folder is renamed, so that the run begins in a new folder.
     """
 
     def __init__(self, run_dir: Path, start: RunStart, *, replace: bool) -> None:
@@ -55,10 +55,10 @@ class FolderGuard(Callback):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock in a `with` block. On entry, note what `restore` needs: file names, and contents to be overwritten.
+        """Context manager: owns the run folder's lock. On entry, sets an old folder aside if `replace`, and records files.
 
         Raises:
-            UserError: Another process holds the lock.
+            UserError: Another process owns the lock.
         """
         self._existed, lock = self.run_dir.exists(), self.start.lock
         assert lock is not None
@@ -75,18 +75,18 @@ class FolderGuard(Callback):
             yield
 
     def is_where(self, error: OSError) -> bool:
-        """Whether an error that was raised while the run wrote files concerns the run folder.
+        """Whether `error`, raised while the run wrote files, is about a file in the run folder.
 
-        An error of `write` names no file: it counts as one of the folder if the disk is the cause.
+        An error of the system call `write` names no file. It counts as one of the run folder if the disk caused it.
         """
         if error.filename is None:
             return is_disk_error(error)
         return Path(os.fsdecode(error.filename)).absolute().is_relative_to(self.run_dir.absolute())
 
     def restore(self) -> None:
-        """Delete the files of this launch, and write back the contents that it replaced.
+        """Delete the files that this launch wrote, and write back the contents of files that it overwrote.
 
-        A new folder is deleted, and the one that was moved aside returns. A new folder with checkpoints is kept.
+        A folder that this launch made is deleted, unless it has checkpoints, and a renamed old folder gets its name back.
         """
         if not self._existed:
             if not (self.run_dir / CHECKPOINTS).exists():

@@ -1,8 +1,8 @@
-"""The LightningModule, in the order in which it works: build, training step, optimizer step, validation.
+"""The LightningModule that trains a language model. Its methods are in the order of their calls: build, steps, validation.
 
-What only some runs need stands elsewhere and is called from here: a pipeline's schedule (`distributed/pipeline_parallel.py`),
-sums of routers (`models/router.py`), adapters (`models/lora.py`), the loss (`objective.py`), the reference of preferences
-(`reference.py`), entries of checkpoints and averaged weights (`saved_state.py`), and what callbacks ask (`answers.py`).
+It calls other modules for what only some runs need: a pipeline's schedule (`distributed/pipeline_parallel.py`), sums of routers
+(`models/router.py`), adapters (`models/lora.py`), the loss (`objective.py`), the reference of preference losses
+(`reference.py`), entries of checkpoints and averaged weights (`saved_state.py`), and what callbacks read (`answers.py`).
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class LanguageModel(Answers):
     Logs, at optimizer step 1 and every `trainer.log_every_n_steps`: `train/loss` (nats per token over that step's global
     batch, all ranks and micro-batches) and `train/perplexity`; after validation `val/loss`, `val/perplexity` and, if the
     data module has a tokenizer, `val/bits_per_byte`. With sources also `train/SOURCE/loss` and `val/SOURCE/loss`. With
-    `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; no other loss includes them).
-    If no target of a step, or of a source in a step, is counted, this loss is not logged for the step.
+    `model.predict_ahead` also `train/loss_ahead` (nats per token, over all tokens further ahead; `train/loss` is without them).
+    If no target of a step, or of a source in a step, is counted, the loss of the step, or of the source, is not logged.
 
     Args:
         architecture: a custom model instead of a GPT. It uses only block_size, vocab_size and eos_id of `model`.
         init_from: a checkpoint whose weights replace the random initial ones.
-        objective: the loss to minimise; None: cross-entropy. It decides what is logged beside, or instead of, the names above.
-        use_ema: take EMA's average of the weights from `init_from`, and from a checkpoint that is evaluated.
-        lora: train adapters beside the weights of `init_from`, which are frozen. Checkpoints hold the adapters only.
+        objective: the loss to minimise; None: cross-entropy. Another objective may log other metrics.
+        use_ema: load the moving average of the weights (EMA) from `init_from`, and from a checkpoint that is evaluated.
+        lora: settings of adapters, trained while the weights of `init_from` are frozen. Checkpoints have only the adapters.
 
     Raises:
         UserError: if the configuration is invalid; the message lists every reason.
@@ -91,19 +91,19 @@ class LanguageModel(Answers):
         if architecture is not None:
             problems += architecture.problems(model, self.loss_config.chunk_size, self.compute_config)
         refuse(problems)
-        self.strict_loading = lora is None  # checkpoints of adapters lack the base; `on_load_checkpoint` compares the names
-        self.base: dict[str, str] | None = None  # what checkpoints of adapters remember about the base
+        self.strict_loading = lora is None  # a LoRA checkpoint lacks the base weights; `on_load_checkpoint` compares names
+        self.base: dict[str, str] | None = None  # path and sha256 of the base weights, for checkpoints
         self.model: GPT | CustomModel | PipelinedGPT | None = None  # built when vocabulary and strategy are known
         self.reference = Reference(used=self.objective.uses_reference)
         self.window: Accumulation  # the loss sums of the current optimizer step
         self.step_sums = torch.zeros(1, 2)  # of the latest step, see `Accumulation.end`
-        # What callbacks read of the latest step, see `lit_llm.callbacks.contracts`. The loss is in nats, without z-loss.
+        # Values of the latest step for callbacks, see `lit_llm.callbacks.contracts`. The loss is in nats, without z-loss.
         self.step_loss, self.step_count = torch.tensor(float("nan")), torch.tensor(0)
         self.expert_counts: Tensor | None = None
         self.router_means: dict[str, Tensor] = {}
         self.evaluation: Evaluation  # of the current validation or test
         self.validated_step: int | None = None  # of the latest validation in `fit`
-        self._first_batch = False  # of a launch of `fit`
+        self._first_batch = False  # whether the next batch is the first of a launch of `fit`
         self._compressors = Compressors()
 
     # -- build ------------------------------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ class LanguageModel(Answers):
                 self.objective.use(self.data, stage)
 
     def configure_model(self) -> None:
-        """Build the model when the data is known. Lightning may call this more than once.
+        """Build the model, when the data module is known. Lightning may call this several times; later calls do nothing.
 
-        `config` becomes a copy with the data's vocabulary; the caller's `GPTConfig` does not change.
+        `self.config` becomes a copy with the data's vocabulary size. The caller's `GPTConfig` is not changed.
 
         Raises:
-            UserError: if the model does not fit the data's tokenizer, or adapters have no base.
+            UserError: if the model does not fit the data's tokenizer, or `lora` is set without base weights (`init_from`).
         """
         if self.model is not None:
             return
@@ -130,7 +130,7 @@ class LanguageModel(Answers):
         device = torch.device("cpu") if strategy is None else strategy.root_device
         if self.lora is not None:
             if strategy is not None:
-                self.init_from = strategy.broadcast(self.init_from)  # when resuming, only rank 0 has looked for it
+                self.init_from = strategy.broadcast(self.init_from)  # when resuming, only rank 0 knows the path
             self.base = base_record(self.init_from)
         model: GPT | CustomModel | PipelinedGPT
         if self.architecture is not None:
@@ -149,7 +149,7 @@ class LanguageModel(Answers):
         if self.init_from is not None:
             average = self.use_ema and self.lora is None  # the base of adapters has no average
             load_weights(model.whole if isinstance(model, PipelinedGPT) else model, self.init_from, average=average)
-        self.model = model  # last: after an error, the next call builds anew
+        self.model = model  # assigned last, so that after an error the next call builds again
 
     def configure_optimizers(self) -> Optimizer:
         assert self.model is not None
@@ -167,8 +167,8 @@ class LanguageModel(Answers):
     # -- training step ----------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Start new loss sums. The checkpoint has been loaded and the data are open: both say what the sums need."""
-        self.reference.prepare(self)  # after a checkpoint was loaded, which says of which weights the reference is
+        """Start new loss sums for training. At this point the checkpoint is loaded and the data are open, as the sums need."""
+        self.reference.prepare(self)  # after the checkpoint is loaded, which identifies the reference's weights
         loss_ranks = self.trainer.world_size if self.mesh is None else self.mesh.loss_ranks
         self.window = Accumulation(  # a data module may learn in `train_dataloader` whether every target counts
             self._means(), block_size=self.config.block_size, equal=self.every_target_counts, loss_ranks=loss_ranks
@@ -181,7 +181,7 @@ class LanguageModel(Answers):
         return LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The mean loss over this rank's counted targets; 0 without any. In a pipeline 0: `backward` computes the loss."""
+        """Add the batch's loss sums to the step's; return its mean loss (`mean_of`). A pipeline keeps the batch; returns 0."""
         if self._first_batch:
             check_batch(batch, self.data)
         batch = self.reference.added_to(batch, self)
@@ -192,7 +192,7 @@ class LanguageModel(Answers):
         return mean_of(sums)
 
     def sums_of(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossSums:
-        """The loss sums of a batch for an objective (None: the module's). If it uses a reference, the batch must have it."""
+        """Run the model; return a batch's loss sums for an objective (None: the module's), which may need "reference" in it."""
         assert self.model is not None
         loss = self.loss_function(batch, objective)
         documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none
@@ -205,9 +205,9 @@ class LanguageModel(Answers):
         return (objective or self.objective).function(batch, self.loss_config, self.whole_model)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Add the weighted gradients of a mean loss. In a pipeline, a step's last micro-batch runs the whole schedule.
+        """Add the gradients of `loss` times `Accumulation.weight`. In a pipeline, run the schedule of a whole step instead.
 
-        The schedule does not run in `training_step`, because Lightning sets gradients to zero after it.
+        A pipeline does so at the step's last micro-batch: `training_step` is too early, as Lightning zeroes gradients after it.
         """
         window, accumulate = self.window, self.trainer.accumulate_grad_batches
         if not isinstance(self.model, PipelinedGPT):
@@ -215,13 +215,13 @@ class LanguageModel(Answers):
         elif not accumulates(self.trainer):
             self.model.train_step(
                 loss=self.loss_function,
-                objective=lambda sums: mean_of(sums) * window.weight(sums.count) / accumulate,  # Lightning divides, too
+                objective=lambda sums: mean_of(sums) * window.weight(sums.count) / accumulate,  # as Lightning else does
                 record=window.add,
                 forward_context=self.trainer.precision_plugin.train_step_context,
             )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Print the time of compilation after the first micro-batch. Every launch compiles."""
+        """After a launch's first micro-batch, if `compute.compile`, print on rank 0 the seconds that torch.compile took."""
         says = self._first_batch and self.compute_config.compile and self.trainer.is_global_zero
         if says and (seconds := seconds_of_compilation()):  # 0: there is no compiler
             print(f"compile: {seconds:.1f} s for the first micro-batch (--compute.compile)")
@@ -230,7 +230,7 @@ class LanguageModel(Answers):
     # -- optimizer step ---------------------------------------------------------------------------------------------
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Sum the loss, and scale gradients to those of the mean over all counted targets, before callbacks read them."""
+        """Take an optimizer step. Before callbacks read gradients, scale them to those of the mean over all counted targets."""
 
         def closure() -> Any:
             result = optimizer_closure()  # training step and backward pass of the step's last micro-batch
@@ -248,7 +248,7 @@ class LanguageModel(Answers):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         step = self.trainer.global_step + 1
-        # The only read of the loss on the host, on logged steps.
+        # The host reads the loss only here, on logged steps.
         row = self.window.losses.row("train", self.step_sums) if is_logged(self.trainer, step) else {}
         if "train/loss" in row:
             if self.objective.of_tokens:
@@ -267,12 +267,12 @@ class LanguageModel(Answers):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch to the sums of the evaluation, whose means are over the counted targets of all loaders."""
-        if not isinstance(self.data, TokenDataModule):  # a TokenDataModule repeats nothing
+        """Add the loss sums of a batch to the evaluation, whose means are over the counted targets of all loaders."""
+        if not isinstance(self.data, TokenDataModule):  # a TokenDataModule repeats no samples
             if batch_idx == 0:
                 check_batch(batch, self.data)
             batch = without_repeats(batch, batch_idx, self.trainer, dataloader_idx)
-        # The last batch may be smaller. Computing it without compiled blocks is faster than compiling them for its size.
+        # The last batch may be smaller. Running it in eager mode is faster than compiling for its size.
         with torch.compiler.set_stance("default" if batch_idx == 0 else "eager_on_recompile"):
             sums = self.sums_of(self.reference.added_to(batch, self))
         self.evaluation.update(batch, sums, parts=1 if self.mesh is None else self.mesh.batch_parts)

@@ -1,7 +1,7 @@
-"""Recognises that another process of the run has ended, by errors and exit codes; makes NCCL leave a record.
+"""Recognises, by errors and exit codes, that another process of the run has ended. Makes NCCL record its collectives.
 
 gloo has no exception type for a lost connection: it raises a plain RuntimeError. So `is_lost_peer`, and no other function,
-tests the message. Its unit test kills a real process to get the real error. `progress_watch` watches running processes.
+tests the message. Its unit test kills a process to get gloo's real error. `progress_watch` watches running processes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether `error` is gloo's error for a lost connection to another process, or that of the store of the process group.
+    """Whether `error` is gloo's error for a lost connection to another process, or to the store of the process group.
 
-    NCCL does not raise one: its watchdog ends the process.
+    NCCL raises no error for a lost connection: its watchdog ends the process.
     """
     if isinstance(error, dist.DistNetworkError):
         return not is_port_in_use(error)
@@ -30,18 +30,18 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def is_port_in_use(error: BaseException) -> bool:
-    """Whether `error` says that rank 0 cannot listen on MASTER_PORT, because another process does."""
+    """Whether `error` says that rank 0 cannot listen on MASTER_PORT, because another process listens there."""
     return isinstance(error, dist.DistNetworkError) and "EADDRINUSE" in str(error)
 
 
 def launched_rank_ended(rank: int, code: int) -> None:
-    """After a launched rank was killed, or failed before the processes connected, end this process too. Called in a thread.
+    """If a launched rank was killed, or failed before the processes connected, end this process too. Runs in a thread.
 
-    The main thread has `bounded_exit.SECONDS` to end by itself before. Does nothing if the rank ended with code 0, or failed
+    The main thread gets `bounded_exit.SECONDS` to end by itself first. Does nothing if the rank ended with code 0, or failed
     after the processes had connected: the rank then reports its failure (`progress_watch`), or all ranks end with this code.
 
     Args:
-        code: the rank's exit code; the negative number of the signal that killed it.
+        code: the rank's exit code, or, if a signal killed the rank, the negative number of the signal.
     """
     if code == 0 or (code > 0 and dist.is_initialized()):
         return
@@ -52,9 +52,9 @@ def launched_rank_ended(rank: int, code: int) -> None:
 
 
 def record_collectives(folder: Path) -> None:
-    """Make NCCL's process groups write their latest collectives to `folder` when one times out; the folder must exist by then.
+    """Make NCCL's process groups write their latest collectives to `folder` when a collective times out. It must exist then.
 
-    Call it before the processes connect. It sets environment variables, unless the user has set them. torch then prints which
+    Call this before the processes connect. It sets environment variables that the user has not set. torch then prints which
     rank, group and collective timed out; `python -m torch.distributed.flight_recorder.fr_trace` reads `folder/nccl-rank-N`.
     """
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")

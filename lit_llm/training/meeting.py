@@ -1,7 +1,7 @@
-"""The ranks of a run meet before they connect: every one has started, none has failed, and all have the same settings.
+"""Checks, before the ranks of a run connect, that every rank has started, no rank has failed, and their settings are equal.
 
-They meet in the store in which torch's process group finds its members. Rank 0 writes the verdict: the sentences with which
-every rank ends, or none. A rank that fails on its way writes one, too, so that nobody waits half an hour for it.
+The ranks write into the TCPStore through which torch's process group connects. Rank 0 writes the verdict: a list of errors with
+which every rank ends, or an empty list. A rank that fails earlier writes a verdict, too, so that no rank waits half an hour.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from lit_llm.core.yaml_reading import as_flag
 from lit_llm.training.bounded_exit import LAUNCHER
 
 TIMEOUT = timedelta(minutes=30)
-"""How long ranks wait for each other, as torch's process groups do."""
+"""How long ranks wait for each other: as long as torch's process groups."""
 FAILED_RANK = timedelta(seconds=60)
 """How long a failed rank tries to connect to rank 0, to report its failure."""
 RELEASE = 10.0
-"""Seconds that rank 0 waits for the other ranks to read why the run ends."""
+"""Longest time, in seconds, for which rank 0 waits for the other ranks to read the verdict that ends the run."""
 ANNOUNCED = 10.0
-"""Seconds after which rank 0 says that it still waits for ranks."""
+"""Seconds after which rank 0 prints that it still waits for ranks."""
 _INTERVAL = 0.05
 _VERDICT = "verdict"
 _meetings = itertools.count()
@@ -46,10 +46,10 @@ def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
         settings: the settings that must be the same on all ranks, by key (`same_on_all_ranks`).
 
     Returns:
-        The store; None if the ranks were connected before. Rank 0 must keep it: when it is deleted, the other ranks lose it.
+        The store; None if the ranks were connected before. Rank 0 must keep the store: deleting it closes it for all ranks.
 
     Raises:
-        UserError: On every rank: some rank has failed, has not started, or has other settings.
+        UserError: A rank has failed, has not started, or has other settings. Every rank raises this error.
     """
     global _ended
     if dist.is_initialized():
@@ -73,7 +73,7 @@ def meet(trainer: Trainer, settings: Mapping[str, str]) -> dist.Store | None:
 
 
 def tell_failure(error: Exception) -> None:
-    """Call this on a rank that fails: if the ranks have not met yet, all others end with this rank's error message."""
+    """Call this on a rank that fails: if `meet` has not ended on it, all other ranks will end with the message of `error`."""
     if _ended or dist.is_initialized():
         return
     said = str(error) if isinstance(error, UserError) else repr(error)
@@ -94,10 +94,11 @@ def tell_failure(error: Exception) -> None:
 
 
 def _open(hosts: bool, timeout: timedelta) -> dist.Store:
-    """The store of this meeting, with a prefix of its own, because a process may train several times.
+    """Connect to the store at MASTER_ADDR:MASTER_PORT. Keys get a new prefix, because a process may train several times.
 
     Args:
-        hosts: whether this rank hosts the store, unless torchrun's agent does.
+        hosts: whether this rank hosts the store, unless torchrun's agent hosts it.
+        timeout: how long to try to connect.
     """
     hosts = hosts and not has_agent_store()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -106,7 +107,7 @@ def _open(hosts: bool, timeout: timedelta) -> dist.Store:
 
 
 def _wait_for_readers(store: dist.Store, ranks: int) -> None:
-    """On rank 0, if it hosts the store: wait at most `RELEASE` seconds until the other ranks have read the verdict."""
+    """On rank 0, unless torchrun hosts the store: wait until other ranks have read the verdict, at most `RELEASE` seconds."""
     until = time.monotonic() + RELEASE
     while not has_agent_store() and store.add("read", 0) < ranks - 1 and time.monotonic() < until:
         time.sleep(_INTERVAL)
@@ -116,7 +117,7 @@ def _judge(store: dist.Store, keys: list[str]) -> None:
     """On rank 0: wait for the settings of all ranks, compare them, and write the verdict, unless a failed rank has written one.
 
     Args:
-        keys: the store's key of each rank's settings.
+        keys: for each rank, the key in the store under which the rank writes its settings.
     """
     began, said = time.monotonic(), False
     while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
@@ -135,15 +136,15 @@ def _judge(store: dist.Store, keys: list[str]) -> None:
 
 
 def refuse_other_data(state: Mapping[str, Any]) -> None:
-    """Compare, between the ranks, the settings that decide which samples they read, once the data are open. A collective.
+    """Compare the state dicts of all ranks' data modules, whose data are open: all ranks must read the same data. A collective.
 
     Args:
-        state: the state dict of a TokenDataModule.
+        state: the state dict of this rank's TokenDataModule.
 
     Raises:
-        UserError: On every rank: these settings differ.
+        UserError: The settings that decide the samples differ between ranks. Every rank raises this error.
     """
-    # A teacher belongs to the shards, and other ranks open it later.
+    # A teacher's file belongs to the shards; other ranks open it later.
     deciding = {f"data.{name}": value for name, value in state.items() if name not in ("files", "teacher")}
     if any(each != deciding for each in gathered(deciding)):
         files = {f"data file {os.path.basename(path)}": blake2b for path, (_, blake2b) in state.get("files", {}).items()}
@@ -151,10 +152,10 @@ def refuse_other_data(state: Mapping[str, Any]) -> None:
 
 
 def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One sentence for each key whose value on some rank differs from that on rank 0.
+    """One sentence for each key whose value on some rank differs from the value on rank 0.
 
     Args:
-        of_ranks: the settings of each rank.
+        of_ranks: for each rank, key → value of its settings.
     """
     ours, differences = of_ranks[0], dict[str, str]()
     for rank, theirs in enumerate(of_ranks):

@@ -1,4 +1,4 @@
-"""Callbacks about the end of a run: watched metrics exist, the last step is validated, and what has ended stays ended."""
+"""Callbacks about the end of a run: monitored metrics exist, the last step is validated, and an ended run stays ended."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lit_llm.core.errors import UserError
 
 
 class RequireMonitor(Callback):
-    """Raises if the metric of a strict EarlyStopping or a StepCheckpoint does not exist. Must precede the watched callback.
+    """Raises a UserError if the metric that its callback, a strict EarlyStopping or a StepCheckpoint, monitors is not logged.
 
-    A score of tasks that a StepCheckpoint monitors is not required, because it may be measured later.
+    Place this callback before that one. A StepCheckpoint's score of tasks may be missing, as tasks may be scored later.
 
     Contract:
-        on_train_start: restores the metric of the checkpoint. Sets the configured patience of an EarlyStopping instead of the
-            checkpoint's, and clears its earlier reason for stopping.
-        on_validation_end, on_train_epoch_end: checks in the hook that the callback uses. An EarlyStopping checks after
-            validation with a ValidateEvery, else at the end of an epoch.
-        State: the last value of the metric, and its step.
+        on_train_start: restores the metric's value from the checkpoint. Gives an EarlyStopping its configured patience
+            instead of the checkpoint's, and clears its earlier reason for stopping.
+        on_validation_end, on_train_epoch_end: checks in the hook in which the callback reads the metric: for EarlyStopping,
+            after validation with a ValidateEvery, else at the end of an epoch.
+        State: name, last value and step of the metric.
     """
 
     def __init__(self, watching: EarlyStopping | callbacks.StepCheckpoint) -> None:
@@ -93,10 +93,10 @@ class ValidateLast(Callback):
 
 
 class StayEnded(Callback):
-    """Prevents further training if an earlier launch ended the run by a rule such as early stopping.
+    """Sets `should_stop` before training if an earlier launch ended the run by a rule such as early stopping.
 
     Args:
-        ended: whether the run has ended so. All ranks take the value of rank 0.
+        ended: whether an earlier launch ended the run. All ranks take the value of rank 0.
     """
 
     def __init__(self, ended: bool) -> None:

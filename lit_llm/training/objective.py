@@ -1,8 +1,8 @@
 """Objectives: the loss that training minimises, as a function of hidden states, the output matrix and a batch.
 
-One module, one loop and one loss head serve every objective. For each micro-batch an objective makes a loss function, which
-the model calls with the hidden states of this rank's positions. So pipelines, tensor and context parallelism, accumulation
-and means over the global batch work as they do for cross-entropy.
+For each micro-batch, an objective makes a loss function, and the model calls this function with the hidden states of its rank's
+positions. So every objective uses the same LightningModule, and pipelines, tensor and context parallelism, accumulation and
+means over the global batch work as for cross-entropy.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from lit_llm.models.loss import LossConfig, LossHead, chunked_cross_entropy, cro
 
 
 class Objective(ABC):
-    """The loss that training minimises: the sum of `LossSums.loss` divided by the sum of `count`, over the global batch."""
+    """Base class of objectives, which define the loss to minimise: a global batch's Σ `LossSums.loss` / Σ `LossSums.count`."""
 
     of_tokens: ClassVar[bool] = True
-    """Whether the loss is nats per token of the text. Only then are perplexity and bits per byte logged."""
+    """Whether the loss is in nats per token of text. Perplexity and bits per byte are logged only if it is."""
     uses_pairs: ClassVar[bool] = False
-    """Whether the objective needs data of pairs (`lit_llm.data.blocks.PairBlocks`). Other objectives refuse pairs."""
+    """Whether the data must be pairs of answers (`lit_llm.data.blocks.PairBlocks`). If False, `use` refuses pairs."""
     loss_head: ClassVar[LossHead] = "cross-entropy"
-    """The kind of the loss function: the planner computes the memory and work of this kind."""
+    """The kind of loss function, from which `plan` computes the memory and FLOPs of the loss."""
     needs_gpt: ClassVar[bool] = False
-    """Whether the objective can train only a GPT, and no custom architecture."""
+    """Whether the objective trains only a GPT. If False, it also trains custom architectures."""
     uses_reference: bool = False
-    """Whether batches have "reference", the log-probability of each document under the weights that training starts from."""
+    """Whether batches need "reference", (B, D): log-probabilities of documents under the weights at the start of training."""
 
     @abstractmethod
     def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:
-        """The loss function of a micro-batch, with the arguments and the result of `lit_llm.models.loss.cross_entropy`.
+        """Return the loss function of a micro-batch, with the arguments and the result of `lit_llm.models.loss.cross_entropy`.
 
         Args:
-            batch: as the data module gives it, on the device of the model.
-            loss: the recipe's settings of the loss.
-            model: the whole model, also in a pipeline. If ranks share sequences, `GPT.own_positions` selects the rank's part.
+            batch: a batch of the data module, on the device of the model.
+            loss: the settings of the group `loss`.
+            model: the whole model, also in a pipeline. If ranks share sequences, `GPT.own_positions` selects a rank's part.
         """
 
     def use(self, data: Any, stage: str) -> None:
-        """Read from the open data module what the objective needs.
+        """Check that the data fit the objective, and read from them what the objective needs. Called when the data are open.
 
         Args:
             stage: "fit", "validate" or "test".
 
         Raises:
-            UserError: data and objective do not fit each other.
+            UserError: the data are pairs and the objective needs tokens, or the reverse.
         """
         name, pairs = type(self).__name__, bool(getattr(data, "pairs", False))
         if self.uses_pairs and not pairs:
@@ -67,16 +67,16 @@ class Objective(ABC):
             )
 
     def means(self, model: GPTConfig) -> tuple[str, ...]:
-        """Names of the rows of `LossSums.means`, such as loss_ahead, which is logged as train/loss_ahead."""
+        """Names of the means to log beside the loss, in the order of `LossSums.means`: the mean "kl" is logged as train/kl."""
         return ()
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
-        """Why the objective cannot be used with `parts`, the recipe's built groups by name, one sentence each."""
+        """Why the recipe cannot use the objective, one sentence each. `parts`: name of a group, as "model" → its object."""
         return []
 
 
 class CrossEntropy(Objective):
-    """Next-token cross-entropy, for pretraining and fine-tuning: nats per counted target."""
+    """Next-token cross-entropy in nats per counted target (a target other than -100). For pretraining and fine-tuning."""
 
     def function(self, batch: Mapping[str, Tensor], loss: LossConfig, model: GPT | CustomModel) -> LossFunction:
         settings: dict[str, Any] = {"z_loss": loss.z_loss, "by_row": "sources" in batch}

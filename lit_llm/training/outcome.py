@@ -1,4 +1,4 @@
-"""How a launch of `fit` ended: why, what is wrong with its result, and the exit code of the process."""
+"""Determines why a launch of `fit` ended, what is wrong with its result, and the exit code of the process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lit_llm.data.run_length import steps_of_passes
 
 FAILED = 1
 INTERRUPTED = 75
-"""EX_TEMPFAIL of sysexits.h: a signal stopped training and a checkpoint is saved, so the same command continues."""
+"""Exit code EX_TEMPFAIL of sysexits.h: a signal stopped training, and a checkpoint is saved, so that the run can continue."""
 
 
 def outcome(trainer: Trainer) -> tuple[str, int | None]:
-    """Why `trainer.fit` ended, as in "reached trainer.max_steps=12", and an exit code if training is incomplete.
+    """(why `trainer.fit` ended, such as "reached trainer.max_steps=12"; exit code if training is incomplete, else None).
 
-    Early stopping and `max_time` complete the training, because the settings ask for them.
+    Training that early stopping or `max_time` ended is complete, because the settings ask for this end.
     """
     if (guard := callback_of(trainer, callbacks.SpikeGuard)) and guard.diagnosis:
         return f"stopped by the spike guard: {guard.diagnosis}", FAILED
@@ -36,11 +36,11 @@ def outcome(trainer: Trainer) -> tuple[str, int | None]:
 
 
 def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended_before: str | None) -> int | None:
-    """Print how training ended. Return the exit code, or None if training is complete: `code_at_end` then decides it.
+    """Print how training ended. Return the exit code, or None if training is complete: then `code_at_end` returns it.
 
     Args:
-        resumed: the run continued from a checkpoint.
-        ended_before: why the run had ended before this launch, so that nothing was left to train; None if it had not.
+        resumed: whether the run continued from a checkpoint.
+        ended_before: why an earlier launch had ended the run, so that nothing was left to train; None if none had ended it.
     """
     reason, code = outcome(trainer)
     if code == INTERRUPTED and (problem := unsaved(trainer, run_dir, resumed=resumed)):
@@ -54,12 +54,12 @@ def code_after_training(trainer: Trainer, run_dir: Path, *, resumed: bool, ended
 
 
 def code_at_end(trainer: Trainer, run_dir: Path, metrics: Mapping[str, Tensor], *, resumed: bool, followed: bool) -> int:
-    """Report what is wrong with the result after the evaluation, and return the exit code.
+    """Print what is wrong with the result after the final evaluation, and return the exit code of `fit`.
 
     Args:
-        metrics: the last values of all metrics.
-        resumed: the run continued from a checkpoint.
-        followed: whether the run kept to the curve that it was checked against; true without such a curve.
+        metrics: name → last value of each metric.
+        resumed: whether the run continued from a checkpoint.
+        followed: whether the losses matched the curve of --check_against; True without that flag.
     """
     problems = [unsaved(trainer, run_dir, resumed=resumed), not_finite(trainer, metrics)]
     report("\n".join(filter(None, problems)))
@@ -71,7 +71,7 @@ def continue_command(run_dir: Path) -> str:
 
 
 def reason_for_end(trainer: Trainer) -> str:
-    """Why `trainer.fit` returned without a signal, as the end of a sentence: "reached trainer.max_steps=12"."""
+    """Why `trainer.fit` returned, if no signal stopped it, as the end of a sentence: "reached trainer.max_steps=12"."""
     data, epochs = getattr(trainer, "datamodule", None), trainer.max_epochs or -1
     by_epochs = "" if epochs == -1 else f"reached trainer.max_epochs={epochs}"
     if trainer.global_step == trainer.max_steps:  # `set_end` has lowered max_steps if the epochs end before it
@@ -92,7 +92,7 @@ def reason_for_end(trainer: Trainer) -> str:
 
 
 def _rule_of(stop: EarlyStopping) -> str:
-    """The rule of an EarlyStopping that stopped training: the setting, and the value that it compares with."""
+    """The rule by which an EarlyStopping stopped training, as text, such as "best 3.2, patience 5"."""
     for name in ("stopping_threshold", "divergence_threshold"):
         if stop.stopping_reason is EarlyStoppingReason[name.upper()]:
             return f"{name} {getattr(stop, name):g}"
@@ -104,10 +104,10 @@ def _rule_of(stop: EarlyStopping) -> str:
 
 
 def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
-    """A sentence why the result of training is not on disk, although the run saves checkpoints; None if it is on disk.
+    """A sentence if the run saves checkpoints, but its last weights are not on the disk; else None.
 
     Args:
-        resumed: the run continued from a checkpoint, which is there even if this launch saved none.
+        resumed: whether the run continued from a checkpoint, so that one exists even if this launch saved none.
     """
     saving = callback_of(trainer, callbacks.StepCheckpoint)
     if saving is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -125,12 +125,12 @@ def unsaved(trainer: Trainer, run_dir: Path, *, resumed: bool) -> str | None:
 
 
 def not_finite(trainer: Trainer, metrics: Mapping[str, Tensor]) -> str | None:
-    """A sentence if training ended with a loss that is not finite, else None.
+    """A sentence if training ended with an infinite or NaN loss, else None.
 
-    With a SpikeGuard, which skips steps with such a loss, a finite validation loss shows that the weights are fine: None.
+    Also None if the run has a SpikeGuard, which skips such steps, and the validation loss is finite.
 
     Args:
-        metrics: the last values of all metrics.
+        metrics: name → last value of each metric.
     """
     losses = {name: float(metrics[name]) for name in ("train/loss", "val/loss") if name in metrics}
     if callback_of(trainer, callbacks.SpikeGuard) and math.isfinite(losses.get("val/loss", math.nan)):

@@ -1,6 +1,6 @@
-"""Standard output and error: if they cannot be written (full disk, no reader), text is lost, but the run goes on.
+"""Standard output and standard error: if text cannot be written (full disk, no reader), it is lost, but the run goes on.
 
-With `fit --log_dir` each rank has a log file, which also receives what C++ code writes to the descriptors 1 and 2.
+With `fit --log_dir`, each rank has a log file, which also gets the text that C++ code writes to file descriptors 1 and 2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOST = NO_ROOM | {errno.EIO, errno.EPIPE}
 
 
 def survive_lost_output() -> None:
-    """Let `print` go on if stdout or stderr cannot be written, has lost its reader, or was closed before the start."""
+    """Replace stdout and stderr so that `print` raises no error if one cannot be written, lost its reader, or is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed, as by `>&-`
@@ -49,7 +49,7 @@ def lost_output() -> str | None:
 
 
 class LossyFile(io.RawIOBase):
-    """Writes to a descriptor, and drops text that cannot be written. `lost` says why, unless a pipe has no reader."""
+    """A raw file on a file descriptor that drops data it cannot write. Sets `lost` to the reason, except for a closed pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -76,12 +76,12 @@ class LossyFile(io.RawIOBase):
 
 
 def log_to(folder: Path, rank: int, ranks: int) -> None:
-    """From now on, append this process's output to `folder/rank-N.log`. Rank 0 also writes to its terminal.
+    """From now on, append this process's stdout and stderr to `folder/rank-N.log`. Rank 0 also writes to its terminal.
 
-    Rank 0's output goes through two small processes that copy it. They end when this process ends, in whatever way.
+    On rank 0, two small processes (`tee`) copy the output. They end when this process ends, in whatever way.
 
     Raises:
-        UserError: The file cannot be written.
+        UserError: The log file cannot be written.
     """
     path = folder / f"rank-{rank}.log"
     try:
@@ -105,10 +105,10 @@ def log_to(folder: Path, rank: int, ranks: int) -> None:
 
 
 def _copy(descriptor: int, path: Path) -> None:
-    """Replace a descriptor by a pipe to a process that writes to both the descriptor's old target and the log.
+    """Make a file descriptor a pipe to a new process, which copies to the descriptor's old target and to the log at `path`.
 
-    The process has its own session and ignores the signals that a terminal or a scheduler sends to every process. So it ends
-    with the last process that writes to the pipe.
+    The new process has its own session and ignores signals that a terminal or a scheduler sends to every process. So it ends
+    only when the last process that writes to the pipe has ended.
     """
     command = ["sh", "-c", 'trap "" HUP INT PIPE TERM; exec tee -a "$1"', "sh", str(path)]
     copying = subprocess.Popen(

@@ -1,14 +1,15 @@
-"""Preference losses: of two answers to a prompt, the chosen one shall become likelier than the rejected one.
+"""Preference losses: make the chosen one of two answers to a prompt likelier than the rejected one.
 
-y_w is the chosen and y_l the rejected document of a pair, log π(y) the sum of log-probabilities of its counted targets (those
-of the answer), |y| their number, π_ref the weights that training starts from, σ the logistic function, ε `label_smoothing`:
+y_w is the chosen and y_l the rejected document of a pair, log π(y) the sum of the log-probabilities of the answer's tokens,
+|y| the number of these tokens, π_ref the model with the weights at the start of training, σ the logistic function, and ε
+`label_smoothing`:
 
     dpo    s = log π(y) − log π_ref(y)               h = β (s_w − s_l)        −(1 − ε) log σ(h) − ε log σ(−h)
     ipo    s = (log π(y) − log π_ref(y)) / |y|       h = s_w − s_l            (h − 1 / (2β))²
     simpo  s = log π(y) / |y|                        h = β (s_w − s_l) − γ    −(1 − ε) log σ(h) − ε log σ(−h)
 
-dpo: Rafailov et al. 2023, arXiv 2305.18290, equation 7; with ε conservative DPO (Mitchell 2023): labels are wrong with that
-probability. ipo: Azar et al. 2023, arXiv 2310.12036, equation 17, whose authors divide by |y|. simpo: Meng et al. 2024, arXiv
+dpo: Rafailov et al. 2023, arXiv 2305.18290, equation 7; with ε conservative DPO (Mitchell 2023): labels are wrong with
+probability ε. ipo: Azar et al. 2023, arXiv 2310.12036, equation 17, whose authors divide by |y|. simpo: Meng et al. 2024, arXiv
 2405.14734, equation 6.
 
 Letters: B rows, T positions, D documents (the most that a row of the batch has), P = D / 2 pairs.
@@ -39,18 +40,19 @@ _MEANS = ("reward_chosen", "reward_rejected", "margin", "accuracy", "logp_chosen
 
 
 class Preference(Objective):
-    """Prefer the chosen answer of each pair to the rejected one: DPO, IPO or SimPO.
+    """Objective that prefers the chosen answer of each pair to the rejected one, by the loss of DPO, IPO or SimPO.
 
-    Logs for train and val, as means over the pairs of the global batch: loss, reward_chosen and reward_rejected (β s of the
-    formulas above), margin (their difference), accuracy (share of positive margins; a margin of 0 counts half), logp_chosen and
-    logp_rejected (nats per document). With a reference also kl, in nats per token: Σ (log π_ref − log π) over the tokens of
-    both documents. It estimates KL(π_ref ‖ π) as if the documents were samples of the reference, and may be negative.
+    Logs for train and val, as means over the pairs of the global batch: loss; reward_chosen and reward_rejected, β times the
+    score s (dpo: log π(y) − log π_ref(y); ipo: that / |y|; simpo: log π(y) / |y|); margin, the difference of the two rewards;
+    accuracy, the share of positive margins (a margin of 0 counts half); logp_chosen and logp_rejected (nats per document). With
+    a reference also kl (nats per token): the mean of log π_ref − log π over the tokens of both answers, an estimate of
+    KL(π_ref ‖ π) that takes the answers for samples of π_ref, and may be negative.
 
     Args:
         loss: dpo, ipo, or simpo, which needs no reference.
         beta: β. dpo: weight of staying near the reference; simpo: scale of rewards, 2 to 2.5 in the paper.
         label_smoothing: ε, below 0.5. Not for ipo.
-        gamma: γ of simpo: how much larger the reward of the chosen answer shall be than that of the rejected one.
+        gamma: γ of simpo: the margin by which the chosen reward shall exceed the rejected reward.
     """
 
     of_tokens = False
@@ -115,14 +117,14 @@ class Preference(Objective):
         shard: SequenceShard | None = None,
         **head: Any,
     ) -> LossSums:
-        """The sums over the pairs of a micro-batch. `count` is the number of pairs, and `nll` the sum of the loss.
+        """The loss sums over the pairs of a micro-batch: `count` is the number of pairs, and `nll` the sum of their losses.
 
         Args:
-            documents: (B, T) ints, numbers within a row: 2 i is the chosen and 2 i + 1 the rejected document of pair i.
-            slots: D. Documents with other numbers are padding.
-            reference: (B, D) log-probabilities; None: zeros.
-            shard: set if this rank has a part of each sequence. Every rank then has the whole sum of each document and the
-                gradient of its own positions. Only rank 0 returns non-zero sums, because they are added over ranks.
+            documents: (B, T) ints, the document of each position in its row: for pair i, 2 i is the chosen, 2 i + 1 the other.
+            slots: D, the largest number of documents in a row. Larger numbers are padding.
+            reference: (B, D) log-probabilities of the documents under π_ref; None: zeros.
+            shard: set if this rank has a part of each sequence. Log-probabilities are then added over the ranks, and each rank
+                has the gradient of its positions. Only rank 0 returns non-zero sums, because the caller adds the sums of ranks.
             head: further arguments of `token_nll`.
         """
         nll = token_nll(hidden, weight, targets, chunk_size=chunk_size, **head)  # (B, T)
@@ -138,7 +140,7 @@ class Preference(Objective):
         return sums
 
     def of_documents(self, logp: Tensor, tokens: Tensor, reference: Tensor | None = None) -> LossSums:
-        """The sums, from (B, D) tensors: log-probabilities, numbers of counted targets (0: no such document), reference."""
+        """The loss sums over pairs, from (B, D) tensors: log π(y), counted targets (0: no document), and log π_ref(y)."""
         ratio = logp if reference is None else logp - reference
         score = (ratio if self.loss == "dpo" else ratio / tokens.clamp(min=1)).unflatten(1, (-1, 2))  # (B, P, 2)
         counts = (tokens > 0).unflatten(1, (-1, 2)).all(dim=-1)  # (B, P)
@@ -161,9 +163,9 @@ class Preference(Objective):
 
 
 def _sum_over_ranks(values: Tensor, shard: SequenceShard) -> Tensor:
-    """The sum over the ranks that share sequences, the same bits on all. The gradient is that of this rank's part alone.
+    """Sum `values`, (B, D), over the ranks that share sequences; equal bit for bit on all ranks. A collective.
 
-    Each rank differentiates the same loss with respect to its own positions, so that the parts add up to the whole gradient.
+    The gradient passes only to this rank's `values`: each rank differentiates with respect to its own positions.
     """
     parts = all_gather_rows(values.detach()[None], shard.ranks, shard.group)  # (n, B, D)
     return parts.sum(dim=0) + (values - values.detach())

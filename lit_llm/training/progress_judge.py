@@ -1,4 +1,4 @@
-"""Where the processes of a run are, and which of them is behind when none makes progress."""
+"""Describes where each process of a run is in training, and finds the rank that is behind when no rank makes progress."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 LONG = ("setup", "first step", "checkpoint", "end of validation")
-"""In these hooks a rank may read, compile, write or score tasks for minutes: only torch's own timeout applies to it."""
+"""Hooks in which a rank may read, compile, write or score tasks for minutes. Only torch's own timeout ends such a rank."""
 UNANSWERED = "does not answer (stopped, dead, or its machine is lost)"
 
 
 class Place(NamedTuple):
-    """Where a process is in training, as it reports every second. Such a report is a beat."""
+    """Record that each process publishes about every second as its report: where the process is in training."""
 
     beat: int
-    """The number of this report of the process."""
+    """Number of the report, counted from 1 in each process."""
     hooks: int
-    """Number of training hooks that the process has passed."""
+    """Number of training hooks that the process has passed since its start."""
     collectives: int
     """Number of collectives that the process has begun."""
     step: int
-    """The optimizer step that the process makes, or has made last."""
+    """The optimizer step in which the process is, counted from 1; between two steps, the last complete step."""
     micro_batch: int
-    """The micro-batch of this step, counted from 1; 0 before the first micro-batch of a launch."""
+    """The micro-batch of `step` in which the process is, counted from 1; 0 before the first micro-batch of a launch."""
     micro_batches: int
-    """Number of micro-batches of this step."""
+    """Number of micro-batches in `step`."""
     hook: str
-    """The latest hook, in words, such as "forward"."""
+    """The latest hook that the process has passed, in words, such as "forward"."""
     collective: str | None = None
-    """The latest collective that the process has begun. None while it makes progress."""
+    """Text about the latest collective that the process has begun; None unless it has made no progress for half the timeout."""
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -44,13 +44,13 @@ class Place(NamedTuple):
 
 @dataclass
 class Judge:
-    """Finds out that a run makes no progress, and which rank is behind. It reads only this machine's clock.
+    """Decides from the reports of all ranks whether the run makes progress, and if not, which rank is behind.
 
     Args:
-        timeout: seconds without progress of any rank after which there is a verdict.
-        silence: seconds without a new beat after which a process counts as silent.
-        now: the clock, in seconds.
-        places: the latest place of each rank.
+        timeout: seconds without progress of any rank after which `verdict` returns one.
+        silence: seconds without a new report after which a rank counts as silent.
+        now: returns this machine's time in seconds. No other clock is read.
+        places: rank → its latest report.
     """
 
     timeout: float
@@ -58,11 +58,11 @@ class Judge:
     now: Callable[[], float] = time.monotonic
     places: dict[int, Place] = field(default_factory=dict)
     heard: dict[int, float] = field(default_factory=dict)
-    """The time at which each rank's latest beat was heard."""
+    """Rank → the time, by `now`, at which its latest new report was read."""
     _moved: float | None = None
 
     def hear(self, rank: int, place: Place) -> None:
-        """Note a place that a rank has published. The same beat may be heard again; it counts once."""
+        """Store `place`, the latest report of a rank, and the time if the report is new or shows progress."""
         before, now = self.places.get(rank), self.now()
         if before is None or place.beat != before.beat:
             self.heard[rank] = now
@@ -71,13 +71,13 @@ class Judge:
         self.places[rank] = place
 
     def silent(self, rank: int) -> bool:
-        """Whether a process has published no new beat for `silence` seconds."""
+        """Whether no new report of a rank was read for more than `silence` seconds. False before the rank's first report."""
         return rank in self.heard and self.now() - self.heard[rank] > self.silence
 
     def verdict(self) -> tuple[int, str] | None:
         """(the rank that is behind, a sentence about it) if no rank has made progress for `timeout` seconds; else None.
 
-        Also None while that rank is in one of the hooks `LONG`, and not silent.
+        Also None while the rank that is behind is in one of the hooks `LONG` and not silent.
         """
         if self._moved is None or self.now() - self._moved < self.timeout:
             return None
@@ -95,5 +95,5 @@ class Judge:
 
 
 def no_progress(timeout: float, what: str) -> str:
-    """The message with which a run ends that has made no progress; `what` says which rank is behind, and where."""
+    """The error message that a run has made no progress for `timeout` seconds. `what` says which rank is behind, and where."""
     return f"the run has made no progress for {timeout:g} s: {what} (--hang_timeout)"

@@ -1,13 +1,12 @@
-"""The processes of a run watch each other: no process outlives the failure of another one, or waits for ever.
+"""A callback by which the processes of a run watch each other, so that no process waits for ever for a failed or stuck one.
 
-Each process publishes where it is, every second, from a thread: the hooks of training that it has passed, and the collectives
-that it has begun. Such a report is a beat. Rank 0 compares them. If no rank makes progress for `timeout` seconds, rank 0
-publishes a verdict, which names the rank that is behind and ends every process. If rank 0 itself is silent, the others say so.
+Every second, a thread of each process publishes a report in a TCPStore: the number of training hooks that the process has
+passed, and of collectives that it has begun. Rank 0 compares the reports. If no rank makes progress for `timeout` seconds, it
+publishes a verdict: a sentence that names the rank that is behind. Every process then prints this sentence and ends. If rank 0
+itself publishes no report, the other ranks end by themselves.
 
-A process that fails publishes that, too. Usually the others notice it by themselves: gloo's next collective raises. They do
-not notice it with NCCL, or if the failed process cannot end.
-
-Nothing here runs in a training step, apart from counting hooks.
+A process that fails publishes its failure. With gloo, other processes usually notice it, because the next collective raises.
+With NCCL, or if the failed process cannot end, they do not notice. A training step does no more than count hooks.
 """
 
 from __future__ import annotations
@@ -35,33 +34,33 @@ from lit_llm.training.lost_peer import is_lost_peer
 from lit_llm.training.progress_judge import UNANSWERED, Judge, Place, no_progress
 
 INTERVAL = 1.0
-"""Longest time between two beats, in seconds."""
+"""Seconds between two reports of a process; a quarter of the timeout, if that is less."""
 PATIENCE = 20.0
-"""Seconds that a process has to end by itself once another one has failed."""
+"""Seconds that a process gets to end by itself after another process has failed. Then a thread of the process ends it."""
 UNKNOWN, LAUNCHER = "another process", "the launcher (torchrun)"
 
 
 class ProgressWatch(Callback):
-    """Ends every process of a run that makes no progress, with one sentence that names the rank which is behind.
+    """Ends every process of a run that makes no progress, and prints which rank is behind.
 
-    Also ends this process if another one has failed and this one does not notice it.
+    Also ends this process if another process has failed and this process does not notice it.
 
-    A slow validation is progress as long as hooks or collectives go on. A rank in one of the hooks `progress_judge.LONG`, where
-    it may work for long without either, does not count as behind unless it is silent.
+    A slow validation counts as progress as long as hooks are passed or collectives begin. A rank in one of the hooks
+    `progress_judge.LONG` may work long without them, and counts as behind only if it publishes no reports.
 
     Contract:
-        setup: connects and starts the threads, with several processes. A collective.
-        on_train_start: notes the first step of this launch.
-        hooks of batches, steps, validation and checkpoints: count them.
-        on_exception: writes into the store of the process group that this process has failed. The exception then ends it.
+        setup: with several processes, connects to the store and starts the threads. A collective.
+        on_train_start: records the first step of this launch.
+        hooks of batches, steps, validation and checkpoints: counts them.
+        on_exception: writes into the store that this process has failed. The exception then ends the process.
         teardown: stops the threads.
         State: none.
 
-    Put it before other callbacks.
+    Put this callback before other callbacks.
 
     Args:
-        timeout: seconds without progress after which the run is ended. None: it is never ended for that.
-        folder: gets the record of the latest collectives of each rank when the run is ended.
+        timeout: seconds without progress after which the run is ended. None: a run without progress is not ended.
+        folder: where each rank writes its latest collectives (collectives-rank-N.json) when the run is ended.
     """
 
     def __init__(self, timeout: float | None, folder: Path) -> None:
@@ -87,7 +86,7 @@ class ProgressWatch(Callback):
         self._micro_batch, self._trainer = 0, trainer
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step + 1  # Lightning counts those that are complete
+        step = trainer.global_step + 1  # Lightning counts complete steps
         self._step, self._micro_batch = step, self._micro_batch + 1 if step == self._step else 1
         self._pass(trainer, "forward")
 
@@ -112,7 +111,7 @@ class ProgressWatch(Callback):
         self._pass(trainer, "checkpoint")
 
     def place(self) -> Place:
-        """The next beat of this process: where it is now. Only one thread may call this."""
+        """Return a new report of this process: where it is in training now. Counts its calls: only one thread may call it."""
         self._beats += 1
         progress = self._hooks, collectives_begun()
         self._still = self._still + 1 if progress == self._progress else 0
@@ -126,7 +125,7 @@ class ProgressWatch(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if process_count() == 1:
             return
-        key = trainer.strategy.broadcast(uuid.uuid4().hex)  # a store may outlive a run, as torchrun's does
+        key = trainer.strategy.broadcast(uuid.uuid4().hex)  # torchrun's store outlives a run
         with contextlib.suppress(RuntimeError, KeyError):  # the group was made without a TCP store
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(address, port, timeout=timedelta(seconds=30), wait_for_workers=False)
@@ -134,7 +133,7 @@ class ProgressWatch(Callback):
             self._store_owner = LAUNCHER if has_agent_store() else "rank 0"
             self._hook, self._store, self._ended = "setup", store, threading.Event()
             self._judge = Judge(self.timeout, silence=max(3 * self.interval, 1.0))
-            store.set(self._of(self._rank), json.dumps(self.place()))  # so that the others know of this process from now on
+            store.set(self._of(self._rank), json.dumps(self.place()))  # so that others know of this process from now on
             for target in (self._exchange, self._listen_for_0)[: 1 if self._rank == 0 else 2]:
                 threading.Thread(target=target, args=(self._ended,), name="progress-watch", daemon=True).start()
 
@@ -148,9 +147,9 @@ class ProgressWatch(Callback):
         self._store = None
 
     def _exchange(self, ended: threading.Event) -> None:
-        """Until `ended`: publish where this process is; rank 0 judges, the others read its verdict. Runs in a thread.
+        """Publish this process's reports until `ended` is set. Rank 0 also judges; others read the verdict. Runs in a thread.
 
-        End this process after a verdict, and `PATIENCE` seconds after another process has failed.
+        Ends this process after a verdict, and `PATIENCE` seconds after another process has failed.
         """
         store, judge = self._store, self._judge
         assert store is not None
@@ -174,9 +173,9 @@ class ProgressWatch(Callback):
                 end(1, f"error: {failed} of this run has ended, and this rank waited for it: it ends now")
 
     def _listen_for_0(self, ended: threading.Event) -> None:
-        """Until `ended`: end this process if it makes no progress and rank 0 is silent.
+        """Until `ended` is set: end this process if it makes no progress and rank 0 publishes no reports.
 
-        Runs in a thread of its own, because `_exchange` waits for ever for the store of a stopped rank 0.
+        Runs in a second thread, because `_exchange` waits for ever for the store of a stopped rank 0.
         """
         before, since, began = (-1, -1), time.monotonic(), time.monotonic()
         while not ended.wait(self.interval):
@@ -201,7 +200,7 @@ class ProgressWatch(Callback):
     # -- a rank that has died ---------------------------------------------------------------------------------------------
 
     def lost(self) -> str:
-        """After gloo's error for a lost connection, name the process that ended, or return `UNKNOWN`. Takes some seconds."""
+        """Name of the process that has ended, such as "rank 3", or `UNKNOWN`. Call this after gloo's error. Takes seconds."""
         store = self._store
         if store is None:
             return UNKNOWN
@@ -224,7 +223,7 @@ class ProgressWatch(Callback):
         return f"{self._key}/{rank}"
 
     def _read(self, store: dist.Store, ranks: Any) -> dict[int, Place]:
-        """The places of the ranks that have published one."""
+        """Rank → its latest report, for those of `ranks` that have published a report."""
         there = [rank for rank in ranks if store.check([self._of(rank)])]
         values = store.multi_get([self._of(rank) for rank in there]) if there else []
         return {rank: Place(*json.loads(value)) for rank, value in zip(there, values, strict=True)}

@@ -1,8 +1,8 @@
-"""Finds a learning rate from numbers: the start from a sweep, then the best rate among a few short runs.
+"""The arithmetic of `find-lr`: the rate at which to start, from a sweep, then the search among rates of a few short runs.
 
-A sweep raises the rate from step to step (Smith 2017, arXiv 1506.01186, section 3.3). It shows where training breaks, not
-which rate ends lowest: each rate is used for one step, so the loss still falls at rates that are too high for a whole run.
-Its result is therefore only the start of a search. The search compares short runs whose rates differ by factors of two.
+A sweep is a run that raises the rate from step to step (Smith 2017, arXiv 1506.01186, section 3.3). It shows where training
+breaks, not which rate gives the lowest final loss: each rate is used for one step, so the loss still falls at rates that are
+too high for a whole run. The search therefore only starts there, and compares short runs whose rates differ by factors of two.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SMOOTHING = 0.8
-"""Weight of the past in the exponential average of a sweep's losses."""
+"""Weight of earlier losses in the exponential average of a sweep's losses; a step's own loss has 1 minus this weight."""
 BELOW_EDGE = 4.0
-"""The search starts at the sweep's edge divided by this factor."""
+"""The search starts at `Sweep.edge`, the rate with the lowest smoothed loss, divided by this factor."""
 HORIZON_POWER = -0.32
-"""The best rate is proportional to this power of the tokens. Bjorck et al. 2024 (arXiv 2409.19913) fit it to AdamW runs."""
+"""The best rate is proportional to (tokens of the run)^this. Bjorck et al. 2024 (arXiv 2409.19913) fitted it to AdamW runs."""
 FARTHEST = 24
-"""Largest exponent of two in a search, either way: the range of a sweep, so that a wrong start does not end the search."""
+"""`search` tries exponents from -FARTHEST to FARTHEST only. That is as wide as a sweep, in case of a wrong start."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Losses of steps at growing rates."""
+    """Record of a run whose rate grows from step to step: `losses[i]` is the loss, in nats, of the step with `rates[i]`."""
 
     rates: list[float]
     losses: list[float]
 
     @property
     def smoothed(self) -> list[float]:
-        """The exponential average of the losses, without a bias towards the first loss. Ends before a NaN or infinity."""
+        """The exponential averages of the losses (`smooth`), one per step, up to the first NaN or infinity."""
         return smooth(self.losses)
 
     @property
     def edge(self) -> float:
-        """The rate of the lowest smoothed loss: above it, steps do more harm than good."""
+        """The rate of the step with the lowest smoothed loss: after steps with higher rates, the smoothed loss is higher."""
         smoothed = self.smoothed
         return self.rates[smoothed.index(min(smoothed))] if smoothed else self.rates[0]
 
     @property
     def start(self) -> float:
-        """The rate at which the search starts."""
+        """The rate at which the search starts: `edge` / `BELOW_EDGE`."""
         return self.edge / BELOW_EDGE
 
 
 def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
-    """Exponential average of each loss and its predecessors: sum of w^i · loss / sum of w^i. Ends before a NaN or infinity."""
+    """For each loss the average Σ w^i · loss_(t-i) / Σ w^i over it and all earlier losses. Ends before a NaN or infinity."""
     averages: list[float] = []
     total = count = 0.0
     for loss in losses:
@@ -58,17 +58,17 @@ def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
 
 
 def without_batches(losses: Sequence[float], at_first: Sequence[float]) -> list[float]:
-    """Losses as if all batches were equally hard: each minus its batch's loss in `at_first`, plus the mean of `at_first`.
+    """Losses without differences between batches: each minus its batch's loss in `at_first`, plus the mean of `at_first`.
 
     Args:
-        at_first: losses of the same batches with the starting weights; at least as many as `losses`.
+        at_first: losses of the same batches with the weights at the start; at least as many as `losses`.
     """
     mean = sum(at_first) / len(at_first)
     return [loss - first + mean for loss, first in zip(losses, at_first, strict=False)]
 
 
 def has_diverged(losses: Sequence[float]) -> bool:
-    """Whether a sweep can end: a loss is not finite, or the smoothed loss has risen again, by half of its fall and by 5 %."""
+    """Whether a sweep can end: a loss is not finite, or the smoothed loss exceeds its minimum by half its fall and by 5 %."""
     smoothed = smooth(losses)
     if len(smoothed) < len(losses):
         return True
@@ -84,9 +84,10 @@ def swept_rates(low: float, high: float, steps: int) -> list[float]:
 
 
 def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) -> dict[int, float]:
-    """Search the power of two with the lowest loss. Returns all measured losses by exponent, also both neighbours of the best.
+    """Search the exponent e whose rate, 2^e times a start, has the lowest loss. Returns exponent → loss for all measured ones.
 
-    The search walks downhill in steps of `stride` exponents, then halves the stride, down to 1.
+    The search moves to lower losses by `stride` exponents, then halves the stride, down to 1. Both neighbours of the best
+    exponent are measured, unless one is beyond ±`FARTHEST`.
 
     Args:
         loss_at: measures the loss at an exponent; infinity or NaN if training breaks.
@@ -106,14 +107,14 @@ def search(loss_at: Callable[[int], float], *, first: int = 0, stride: int = 2) 
 
 
 def lowest(losses: dict[int, float]) -> int:
-    """The exponent of the lowest loss. Among equal losses the lowest exponent: if all rates break, lower ones come next."""
+    """The exponent with the lowest loss; among equal losses, the lowest exponent, so that a search then tries lower rates."""
     return min(losses, key=lambda exponent: (losses[exponent], exponent))
 
 
 def vertex(losses: dict[int, float]) -> float:
-    """The exponent at the lowest point of the parabola through the lowest loss and its neighbours.
+    """The exponent, a fraction, at the minimum of the parabola through the lowest loss and the losses at exponents ±1 from it.
 
-    It is the exponent of the lowest loss if that loss lacks a finite neighbour.
+    If one of these two losses is missing or infinite, the exponent of the lowest loss.
     """
     best = lowest(losses)
     left, middle, right = (losses.get(best + i, math.inf) for i in (-1, 0, 1))
@@ -124,23 +125,23 @@ def vertex(losses: dict[int, float]) -> float:
 
 
 def horizon_factor(short: int, whole: int) -> float:
-    """The best rate of a run of `whole` steps over that of a run of `short` steps with the same batch."""
+    """(best rate of a run of `whole` steps) / (best rate of a run of `short` steps), for the same batch size."""
     return (whole / short) ** HORIZON_POWER
 
 
 @dataclass(frozen=True)
 class FoundRates:
-    """The result of a search. The dicts are by the optimizer's option for the rate, such as lr.
+    """Record of the result of `find-lr`. The keys of the dicts are the optimizer's options for rates, such as lr.
 
     Attributes:
         recipe: the recipe's rates.
         rates: the suggested rates.
-        by_seed: the rate that each seed suggests.
-        sweeps: the sweep of each rate.
-        probes: for each seed, the loss of each short run by its rate.
+        by_seed: the suggested rate of each seed.
+        sweeps: the sweep of each option.
+        probes: for each seed: rate → loss of the short run with this rate.
         probe_steps: optimizer steps of a short run.
         steps: optimizer steps of all sweeps and short runs.
-        factor: best rate of the whole run / best rate of a short run. `rates` and `by_seed` are multiplied by it already.
+        factor: best rate of the whole run / best rate of a short run. `rates` and `by_seed` include this factor.
     """
 
     recipe: dict[str, float]

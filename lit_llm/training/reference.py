@@ -1,10 +1,10 @@
-"""The reference of preferences: log-probabilities of the documents under the weights that training starts from.
+"""The reference of preference losses: log-probabilities of the documents under the weights at the start of training.
 
-With LoRA the base is the reference: each batch gets a forward pass without the adapters. Without LoRA the log-probabilities are
-computed once, before the first step, and stored beside the shards, so that no second model is in memory. In the name
-``reference-KEY.bin``, KEY is the start of a hash of everything they depend on: weights, settings of the model, tokens with
-their masks, tokenizer, template and precision. The file holds that hash (32 bytes); the position of each pair with the
-log-probabilities of its chosen and its rejected document; then a hash of all this (16 bytes).
+With LoRA, the base weights are the reference: each batch gets a forward pass without adapters. Without LoRA, the values are
+computed once, before the first step, and stored beside the shards, so that no second model is in memory. The file is
+``reference-KEY.bin``. KEY is the start of a hash of weights, model settings, tokens with their masks, tokenizer, template and
+precision. The file has this hash (32 bytes), then for each pair its position and the log-probabilities of its chosen and its
+rejected document (int64, two float64), then a hash of all these bytes (16 bytes).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HASH_BYTES = 16
 
 
 class Reference:
-    """Completes batches of pairs with "reference", (B, D): the log-probability of each document.
+    """Adds "reference", (B, D), to batches of pairs: log-probabilities of documents under the weights at the start of training.
 
     Args:
-        weights: a text that identifies the weights. None: `prepare` makes it when training starts.
-        used: whether the objective compares with a reference. If not, batches stay as they are.
+        weights: a text that identifies these weights. None: `prepare` sets it when training starts.
+        used: whether the objective compares with a reference. If not, batches are not changed.
     """
 
     def __init__(self, weights: str | None = None, *, used: bool = True) -> None:
@@ -44,14 +44,14 @@ class Reference:
         self._positions = self._values = torch.empty(0)  # (n,) int64, (n, 2)
 
     def is_stored(self, module: Any) -> bool:
-        """Whether this run stores log-probabilities beside the shards. With LoRA the base computes them for each batch."""
+        """Whether this run stores log-probabilities beside the shards. With LoRA, they are computed for each batch."""
         return self.used and module.lora is None
 
     def prepare(self, module: Any) -> None:
-        """Read the log-probabilities if they are stored, or compute them if training starts here. A collective.
+        """Read the stored log-probabilities of all pairs, or compute and store them if training starts at step 0. A collective.
 
         Raises:
-            UserError: the file is damaged, gone, or cannot be written.
+            UserError: the file with the log-probabilities is damaged, gone, or cannot be written.
         """
         if not self.is_stored(module) or len(self._positions):
             return
@@ -83,7 +83,7 @@ class Reference:
         self._values = torch.from_numpy(records["logp"].copy()).to(device, wide(device))
 
     def added_to(self, batch: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
-        """The batch with its reference, if the objective uses one. A pair that is not stored has NaN."""
+        """A copy of `batch` with "reference"; `batch` itself if the objective uses none. Pairs that are not stored get NaN."""
         if not self.used:
             return batch
         if module.lora is not None:
@@ -104,7 +104,7 @@ class Reference:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: Any) -> np.ndarray:
-        """Compute the log-probabilities of all n pairs, (n,) records. A collective: each rank computes a part of the pairs."""
+        """Compute the log-probabilities of all n pairs. Returns records (n,) as `_read`. A collective: ranks share the work."""
         strategy = module.trainer.strategy
         device, positions = strategy.root_device, module.data.corpus.pair_positions()
         if strategy.is_global_zero:
@@ -130,7 +130,7 @@ class Reference:
 
 
 def _of_start(module: Any) -> str:
-    """A text that identifies the weights that training starts from, and the settings of the model."""
+    """A text, made of hashes, that identifies the weights at the start of training and the settings of the model."""
     if module.init_from is None:
         raise UserError("Preferences need the model that training starts from: name its run (--init_from RUN).")
     model = asdict(module.config)
@@ -143,7 +143,7 @@ def _of_start(module: Any) -> str:
 
 @contextmanager
 def _as_at_start(module: Any) -> Iterator[None]:
-    """Within the `with` block, the model runs without adapters, dropout and gradients."""
+    """Context manager in which the model runs without adapters, dropout and gradients."""
     assert module.model is not None
     model: nn.Module = module.model
     layers = [layer for layer in model.modules() if isinstance(layer, Adapted)]
@@ -161,7 +161,7 @@ def _as_at_start(module: Any) -> Iterator[None]:
 
 
 def _read(path: Path) -> Any:
-    """The stored records, (n,); None without a file.
+    """The records in the file `path`, (n,), each the position of a pair and two log-probabilities; None without the file.
 
     Raises:
         UserError: the file is damaged, or cannot be read.

@@ -1,4 +1,4 @@
-"""The callback that writes config.yaml and the tokenizer into the run folder, says what runs, and gives loggers settings."""
+"""A callback that writes config.yaml and the tokenizer into the run folder, prints what runs, and gives settings to loggers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from lit_llm.training.language_model import LanguageModel
 from lit_llm.training.meeting import refuse_other_data
 
 METRICS = ("val/loss", "val/bits_per_byte", "train/loss")
-"""TensorBoard's tab of hyper-parameters shows the last values of these curves beside the settings."""
+"""Metrics whose last values TensorBoard's tab of hyper-parameters shows beside the settings."""
 CONFIG_TAG = "settings/config.yaml"
-"""TensorBoard sorts texts by tag: with this tag, the text of config.yaml is below the generated samples."""
+"""TensorBoard's tag for the text of config.yaml. Texts are sorted by tag: this one comes after generated samples."""
 _ALSO = ("trainer.max_steps", "trainer.precision", "trainer.devices")
 
 
@@ -41,7 +41,7 @@ class SaveRunFolder(Callback):
     Args:
         text: the content of config.yaml.
         settings: the settings by key, for checkpoints and loggers.
-        scratch: whether the run is thrown away; its length is not printed, because it is not the recipe's.
+        scratch: whether the run is temporary. Its length is then not printed, because it differs from the recipe's.
     """
 
     def __init__(self, text: str, settings: dict[str, Any], *, scratch: bool) -> None:
@@ -84,7 +84,7 @@ class SaveRunFolder(Callback):
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the sizes of model and data, and the length of the run."""
+        """On rank 0, print the sizes of model and data, the batch, and the length of the run."""
         assert isinstance(pl_module, LanguageModel) and pl_module.model is not None
         data = trainer.datamodule  # type: ignore[attr-defined]
         print(f"model: {pl_module.model.num_parameters():,} parameters, vocabulary {pl_module.config.vocab_size:,}")
@@ -124,14 +124,15 @@ def _count(number: int, what: str) -> str:
 
 
 def log_settings(logger: Logger, settings: Mapping[str, Any], config: str, step: int) -> None:
-    """Write the settings to a logger, once per launch. Call it on rank 0.
+    """Give the settings of a run to a logger, once per launch, on rank 0.
 
-    TensorBoard gets config.yaml as a text, and a row of its tab of hyper-parameters: the settings that change the result,
-    in the run's own event file. A resumed run repeats both, and TensorBoard shows one. Other loggers get all settings by key.
+    TensorBoard gets config.yaml as a text, and a row of its tab of hyper-parameters with the settings that change the result.
+    A resumed run writes both again, and TensorBoard shows them once. Other loggers get all settings by key.
 
     Args:
-        settings: all settings by key.
+        settings: key → value of all settings.
         config: the content of config.yaml.
+        step: the optimizer step at which the launch starts.
     """
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text(CONFIG_TAG, f"```yaml\n{config}\n```", step)
@@ -147,7 +148,7 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], config: str, step:
 
 
 def shown(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The settings that change the result, without those that are null, in types that TensorBoard takes."""
+    """The settings that change the result and are not None, with values that are bool, int, float or text for TensorBoard."""
     plain: dict[str, bool | int | float | str] = {}
     for key, value in settings.items():
         decides = rule(key) in (Change.REFUSED, Change.MODEL, Change.DATA) or key in _ALSO

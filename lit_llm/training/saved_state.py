@@ -17,11 +17,11 @@ from lit_llm.models.lora import is_adapter
 from lit_llm.runs.saved_run import PROMPT_START, TOKENIZER_SHA256
 
 REFERENCE = "reference"
-"""The key, in a checkpoint of preferences, of the text that identifies the weights that training started from."""
+"""Key in the checkpoint of a preference run: a text that identifies the weights with which training started."""
 
 
 def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
-    """Add lit_llm's entries to a checkpoint that Lightning is about to save. With LoRA, keep only the adapters' weights."""
+    """Add lit_llm's entries to a checkpoint that Lightning is about to save. With LoRA, remove all weights but the adapters."""
     checkpoint["state_dict"] = saved_weights(module, checkpoint["state_dict"])
     if module.lora is not None:
         checkpoint |= {LORA: asdict(module.lora), BASE: module.base}
@@ -38,13 +38,13 @@ def add_entries(module: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
-    """Check that a checkpoint's weights fit the module: a custom architecture's code may have changed since the checkpoint.
+    """Check, before a checkpoint is loaded, that its weights fit the module: a custom architecture's code may have changed.
 
-    With `use_ema`, an evaluation loads EMA's average instead of the weights. For preferences, `module.reference` is told which
-    weights the run started from.
+    With `use_ema`, an evaluation first replaces the checkpoint's weights by their moving average. For a preference objective,
+    `module.reference.weights` is set to the text that identifies the weights at the start of the run.
 
     Raises:
-        UserError: the weights do not fit, or the checkpoint lacks the reference of preferences.
+        UserError: the weights do not fit, or the checkpoint of a preference run lacks that text.
     """
     if module.use_ema and module.trainer.state.fn != "fit":
         checkpoint["state_dict"] = averaged(checkpoint, Path(str(module.trainer.ckpt_path)), "--use_ema")
@@ -63,22 +63,22 @@ def check_entries(module: Any, checkpoint: dict[str, Any]) -> None:
 
 
 def saved_weights(module: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a state dict that checkpoints hold: all, or adapters only."""
+    """The entries of `state` that a checkpoint stores: with LoRA only the adapters, else all."""
     return state if module.lora is None else {name: tensor for name, tensor in state.items() if is_adapter(name)}
 
 
 def class_name(thing: object) -> str:
-    """The class path of an object."""
+    """The dotted path of an object's class, such as torch.optim.adamw.AdamW."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any], *, rates: bool = False) -> dict[str, Any]:
-    """A hook for loading an optimizer's state: the configured options apply, not those of the checkpoint.
+    """A hook for `Optimizer.load_state_dict`: returns `saved` with the configured options, such as weight decay, in its groups.
 
     `RunStart.setting_changes` says which options differ.
 
     Args:
-        rates: whether configured learning rates apply, too. If not, a schedule first reads the checkpoint's, then sets its own.
+        rates: whether learning rates are the configured ones, too. If not, a schedule reads the checkpoint's, and sets its own.
 
     Raises:
         UserError: the state does not fit the optimizer's parameters.
@@ -94,13 +94,13 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any], *, rate
 
 
 _OF_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-"""Names of state tensors with the shape of their parameter, in the optimizers of torch, torchao and lit_llm."""
+"""Names of tensors in the state of a parameter that have the parameter's shape, in optimizers of torch, torchao and lit_llm."""
 
 
 def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
-    """Why a saved state does not fit the optimizer's parameters, as the end of a sentence; None if it does.
+    """Why a saved state_dict does not fit the optimizer's parameters, as the end of a sentence; None if it fits.
 
-    torch compares only the number of parameters.
+    torch itself compares only the number of parameters.
     """
     if type(optimizer).__module__.partition(".")[0] not in ("torch", "torchao", "lit_llm"):
         return None  # other optimizers may keep a number for each layer, or a low-rank moment, under these names
@@ -117,7 +117,7 @@ def _state_problem(optimizer: Optimizer, saved: dict[str, Any]) -> str | None:
                 return f"has {name} of another shape than {shape}, for parameter {number}"
             if name == "step" and type(value) in (int, float, torch.Tensor) and not state[name] >= 0:
                 return f"has step {float(state[name]):g} for parameter {number}"
-    # State is made at the first gradient, so a parameter may have none. Adafactor names it differently by number of dimensions.
+    # A parameter without a gradient so far has no state. Adafactor's state has other names for other numbers of dimensions.
     ndims = dict(zip(numbers, (parameter.ndim for parameter in parameters), strict=False))
     for group in saved["param_groups"]:
         states = [(ndims.get(number), saved["state"].get(number)) for number in group["params"]]

@@ -1,4 +1,4 @@
-"""A trained model as a teacher: its likeliest ids for each position of the training shards, for the objective Distillation."""
+"""Computes a teacher's likeliest next ids for each position of the training shards, for the objective Distillation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from lit_llm.runs.init_from import InitialWeights
 def teacher_problems(
     teacher: InitialWeights, data: TokenDataModule, tokenizer: Tokenizer | None, ids: int | None, top_k: int, device: str
 ) -> list[str]:
-    """Why `teacher` cannot read the data, one sentence each.
+    """Why `teacher` cannot predict the data, one sentence each.
 
     Args:
-        tokenizer: of the data.
-        ids: number of the tokenizer's ids. None: not known yet, so what depends on it is not checked.
+        tokenizer: the data's tokenizer, or None.
+        ids: vocabulary size of the data. None: not known yet, so `top_k` and the teacher's vocabulary are not checked.
         top_k: number of the teacher's likeliest ids to store at each position.
-        device: where the teacher shall run.
+        device: the device of the teacher, such as cuda.
     """
     config, problems = teacher.model, list(filter(None, [teacher.tokenizer_problem(tokenizer)]))
     if teacher.architecture is not None:
@@ -52,10 +52,10 @@ def write_teacher(
 ) -> str:
     """Write the teacher's top ids for each position of the training shards, beside the shards; returns a line about the file.
 
-    Blocks, packing and batches are those of `data`; document masks and bf16 autocast are those of the teacher's run.
+    Block size, packing and micro-batch are the settings of `data`. Document masks and bf16 autocast: as in the teacher's run.
 
     Raises:
-        UserError: Teacher and data do not fit; another teacher's file exists and not `replace`; the folder cannot be written.
+        UserError: Teacher and data do not fit; without `replace`, another teacher's file exists; the folder cannot be written.
     """
     data.setup("fit")
     stream, config, block_size = data.corpus.streams["train"], teacher.model, data.block_size
@@ -108,7 +108,7 @@ def write_teacher(
 def _top(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, ids: int, top_k: int, temperature: float, shards: None, **head: Any
 ) -> tuple[Tensor, Tensor]:
-    """In place of a loss: the tokenizer's likeliest ids (B, T, k), the likeliest first, and their log-probabilities."""
+    """Return the `top_k` likeliest ids (B, T, k), the likeliest first, and their log-probabilities. Used as a loss function."""
     head["vocab_size"] = ids
     chunks = (logits(rows, weight, **head) for rows in hidden.flatten(0, 1).split(CHUNK_SIZE))
     parts = [torch.log_softmax(z / temperature, dim=-1).topk(top_k) for z in chunks]

@@ -1,4 +1,4 @@
-"""A class starts with its own defaults; what carries over from another class is a rule in lit_llm/config/class_defaults.py."""
+"""A class starts with its own defaults; what carries over from another class is a rule in lit_llm/config/tree.py."""
 
 import inspect
 from pathlib import Path

@@ -35,7 +35,10 @@ class Odd(Callback):
 def test_an_error_of_a_users_class_is_one_sentence(folder, capsys):
     flags = ["--validation", "test_constructor_errors.Strict", "--validation.every_n_steps", "3"]
     assert main(["fit", "--config", "tiny.yaml", *flags]) == 2
-    assert capsys.readouterr().err == "error: every_n_steps is 3, it must be even\n"
+    assert capsys.readouterr().err == "error: every_n_steps is 3, it must be even (--validation)\n"
+    assert main(["fit", "--debug", "--config", "tiny.yaml", *flags]) == 2
+    err = capsys.readouterr().err
+    assert "ValueError: every_n_steps is 3" in err and "in __init__" in err
     assert main(["fit", "--config", "tiny.yaml", "--trainer.callbacks+", "test_constructor_errors.Odd"]) == 2
     assert "this callback refuses to exist" in capsys.readouterr().err
 
@@ -55,6 +58,8 @@ def test_a_callback_names_an_argument_in_python_and_its_flag_on_the_command_line
 class Net(torch.nn.Module):
     def __init__(self, vocab_size, width, depth: int) -> None:
         super().__init__()
+        if width < 0:
+            raise ValueError(f"width is {width}, it must be positive")
 
     def forward(self, input_ids):
         return input_ids
@@ -90,6 +95,11 @@ def test_a_missing_argument_of_a_users_class_is_named(folder, capsys, key):
         assert main(["fit", "--config", "tiny.yaml", *words]) == 2
         assert capsys.readouterr().err == f"error: {plain} is {name}, which needs depth ({flag})\n"
     assert not (folder / "runs").exists()
+
+
+def test_a_value_that_an_architecture_refuses_is_a_mistake():
+    with pytest.raises(UserError, match=r"width is -1, it must be positive \(--architecture\)"):
+        Architecture(f"{__name__}.Net", {"width": -1, "depth": 1}).build(vocab_size=7)
 
 
 BOARD = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": "logs"}}

@@ -35,13 +35,12 @@ def test_flags_alone_make_a_mixture():
 
 
 def test_flags_change_and_add_sources_of_a_recipe(recipe):
-    found = settings(recipe, "--data.sources.web.max_epochs=2", "--data.sources.books.path=c", "--data.phases.weights.web=40")
+    found = settings(recipe, "--data.sources.web.max_epochs=2", "--data.sources.books.path=c")
     assert {name: (source["path"], source["max_epochs"]) for name, source in found["sources"].items()} == {
         "web": ("shards/web", 2),
         "code": ("shards/code", None),
         "books": ("c", None),
     }
-    assert found["phases"][0]["weights"] == {"web": 80, "code": 20}
 
 
 def test_a_wrong_shape_is_one_sentence_with_its_key(recipe):
@@ -50,6 +49,7 @@ def test_a_wrong_shape_is_one_sentence_with_its_key(recipe):
         **dict.fromkeys(("--data.phases=null", "--data.phases={weights: {web: 1}}", "--data.phases=[3]"), "data.phases"),
         **dict.fromkeys(("--data.phases=[{weight: {web: 1}}]", "--data.phases=[{weights: {web: much}}]"), "data.phases"),
         "--data.phases=[{until: half, weights: {web: 1}}]": "data.phases",
+        "--data.phases.weights.web=40": "data.phases.weights.web is a part of a list",
         "--data.sources.web=a": "data.sources.web",
         "--data.sources.web.pth=a": "did you mean data.sources.web.path?",
     }

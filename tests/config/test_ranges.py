@@ -17,11 +17,11 @@ from recipe_runs import RECIPE, TEXT, run
 from lit_llm.callbacks import SpikeGuard
 from lit_llm.commands import chat, find_batch, find_lr, generate, plan
 from lit_llm.commands.own_flags import OwnFlags
-from lit_llm.config.arguments import read
 from lit_llm.config.class_defaults import all_arguments
 from lit_llm.config.groups import CLASSES, OPTIONS, PLAIN
+from lit_llm.config.parse import parse
 from lit_llm.config.parser import class_at, known_classes
-from lit_llm.config.ranges import OF_LIBRARIES, number_problems, range_of, restore_whole_numbers
+from lit_llm.config.ranges import OF_LIBRARIES, number_problems, range_of
 from lit_llm.core.number_domain import Domain, ranges_of, whole
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
@@ -180,11 +180,9 @@ def test_numbers_of_foreign_classes_must_be_finite_where_the_user_gives_them():
     assert set(number_problems(config, {"architecture.width"})) == {"architecture.width"}
 
 
-@pytest.mark.parametrize(("given", "parsed", "meant"), [("20", 20.0, 20), ("1", 1.0, 1), ("1.0", 1.0, 1.0), ("0.5", 0.5, 0.5)])
-def test_a_count_is_not_taken_for_a_fraction(given, parsed, meant):
-    config = Namespace(trainer=Namespace(limit_val_batches=parsed))
-    restore_whole_numbers(config, read(["--trainer.limit_val_batches", given]))
-    assert repr(config.trainer.limit_val_batches) == repr(meant)
+@pytest.mark.parametrize(("given", "meant"), [("20", 20), ("1", 1), ("1.0", 1.0), ("0.5", 0.5)])
+def test_a_count_is_not_taken_for_a_fraction(given, meant):
+    assert repr(parse("fit", ["--trainer.limit_val_batches", given]).config.trainer.limit_val_batches) == repr(meant)
 
 
 # ---- What a class accepts is not narrower than its domain -------------------------------------------------------

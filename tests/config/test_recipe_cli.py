@@ -245,9 +245,8 @@ MISTAKES = {
         ["optimizer.foreach is true", "0.999 is 1 in bf16 (--optimizer.foreach false)"],
     ),
     "a strategy that is none": (["--trainer.strategy", "fspd"], "", ["trainer.strategy is 'fspd'", "did you mean fsdp?"]),
-    "a strategy's class as text": (
-        ["--trainer.strategy", "lit_llm.distributed.mesh_strategy.MeshStrategy"], "", ["written as a dict"]
-    ),
+    "a strategy's class that is none": (["--trainer.strategy", "lightning.Nope"], "", ["trainer.strategy is 'lightning.Nope'"]),
+    "checkpoints elsewhere": (["--checkpoint.dirpath", "else"], "", ["checkpoint.dirpath is else", "--run_dir"]),
     "an accelerator that is none": (["--trainer.accelerator", "cpuu"], "", ["'cpuu'", "did you mean cpu?"]),
     "a profiler that is none": (["--trainer.profiler", "x"], "", ["trainer.profiler is 'x'", "simple, advanced"]),
     "a class without what it needs": (["--samples", "TextSamples"], "", ["samples is TextSamples, which needs prompts"]),
@@ -270,7 +269,7 @@ MISTAKES = {
     "init_args as a list": ([], "schedule: {class_path: WSD, init_args: [1]}", ["schedule.init_args is [1], but must"]),
     "a class as a number": ([], "schedule: {class_path: 3}", ["schedule is 3, which is not a class", "known: Constant"]),
     "an argument beside and in init_args": (
-        [], "schedule: {class_path: WSD, shape: linear, init_args: {shape: linear}}", ["beside class_path and in init_args"]
+        [], "schedule: {class_path: WSD, shape: linear, init_args: {shape: linear}}", ["sets schedule.shape twice"]
     ),
     "an empty list of callbacks' class": (["--trainer.callbacks", "abc"], "", ["there is no callback abc"]),
     "Lightning's averages": (

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import fork_server
 import pytest
 import torch
 import yaml
-from pages import ROOT, commands, files
+from pages import ROOT, blocks, commands, files
 from recipe_runs import curve
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn.functional import cross_entropy
@@ -52,7 +53,7 @@ def run_those_about(*words: str) -> int:
 ALONE = ("copy",)
 MODEL = ("--config own.yaml --architecture", "check --config own.yaml", "plan --config own.yaml", "--run runs/own")
 DATA = ("questions", "stories")
-PARTS = ("runs/lower", "runs/sign", "runs/halving", "runs/herald")
+PARTS = ("runs/lower", "runs/sign", "runs/halving", "runs/groups")
 CHANGED = ("reglu.yaml",)
 
 
@@ -218,10 +219,23 @@ def test_a_custom_loader_restarts_after_a_resume(project, monkeypatch):
     assert len(set(sums[:8])) > 4 and sums[8:] == [*sums[:2], *sums[:2]]
 
 
+def test_the_language_model_under_a_plain_trainer(project, capsys):
+    block = next(block for block in blocks((ROOT / "docs/your-project.md").read_text()) if "generate_text(" in block)
+    names = {}
+    exec(block, names)
+    assert capsys.readouterr().out.splitlines()[-1] and names["module"].trainer.global_step == 20
+    row = names["module"].trainer.callback_metrics
+    assert row["train/loss"] < math.log(names["data"].vocab_size)  # it has learned
+
+
 def test_custom_parts(project, capsys):
     assert run_those_about(*PARTS) == 4
     assert load_tokenizer("runs/lower").encode("ABC d").tolist() == list(b"abc d")
     assert load_tokenizer("runs/sign").encode("ABC d").tolist() == list(b"ABC d")
     assert read(Path("runs/sign/checkpoints/last.ckpt"))["optimizer_class"] == "parts.SignSGD"
-    assert "Herald saw 10 steps" in capsys.readouterr().out
+    out = capsys.readouterr().out.splitlines()
+    matrices = [f"model.network.blocks.{i}.weight_{kind}_l0" for i in (0, 1) for kind in ("ih", "hh")]
+    assert f"matrix muon 0.01 0.1 {matrices}" in out
+    assert "embedding adamw 0.01 0.1 ['model.network.embedding.weight', 'model.network.head.weight']" in out
+    assert any(line.startswith("vector adamw 0.01 0.0 ['model.network.blocks.0.bias_ih_l0', ") for line in out)
     assert curve(Path("runs/halving"), "lr") == pytest.approx({1: 0.01 / 2, 10: 0.01 / 4})  # warmup to 0.01; halved at 4, 8

@@ -200,3 +200,9 @@ def test_a_mistake_is_one_line_and_starts_no_run(name, folder, capsys):
     code, _, err = run(capsys, "fit", "--config", "tune.yaml", "--run_dir", "runs/new", *arguments)
     assert code == 2 and expected in err, err
     assert len(err.splitlines()) == 1 and not Path("runs/new").exists()
+
+
+@pytest.mark.parametrize("command", [["generate", "--prompt", "a"], ["validate"], ["plan"], ["export", "--out", "out"]])
+def test_a_command_on_a_hugging_face_folder_says_how_to_import_it(command, folder, capsys):
+    code, _, err = run(capsys, *command, "--run", "hf")
+    assert code == 2 and "python -m lit_llm import --from hf --out RUN (--run)" in err and err.count("\n") == 1, err

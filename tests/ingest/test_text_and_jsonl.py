@@ -105,6 +105,7 @@ def test_half_a_surrogate_pair_becomes_the_replacement_character(tmp_path):
     [
         (lines({"text": "a"}, {"id": 1, "content": "b"}), "text", ["line 2", "'text'", "id, content", "--data.text_key"]),
         (lines({"id": 1, "meta": {"title": "b", "lang": 1}}), "meta.body", ["line 1", "id, meta.title, meta.lang"]),
+        (lines({"messages": []}), "text", ["line 1", "it has messages", "--data.text_key", "prepare", "--chat_template auto"]),
         (lines({"text": "a"}, {"text": 5}), "text", ["line 2", "a number", "'text'"]),
         (lines({"text": ["a", "b"]}), "text", ["an array"]),
         (lines({"text": "a"}) + b'{"text": "b"\n', "text", ["line 2", "not a valid JSON object"]),

@@ -1,5 +1,6 @@
 """`report --compare` of folders with known rows: order, settings, effects, and what is left out."""
 
+import csv
 import json
 import math
 import re
@@ -428,12 +429,37 @@ def test_runs_that_ended_as_their_settings_ask_are_complete(tmp_path, monkeypatc
         assert f"<p>{said}</p>" in page
     drawn = section(page, "Final loss by setting")
     assert "Each point is a run that came to its end with a finite loss." in drawn and drawn.count("<circle") == 2
+    lock = {"pid": 1, "host": "node17", "machine": "another", "started": "1", "since": "today", "token": "its"}
+    Path("s/died/lock.json").write_text(json.dumps(lock))
     page = compare(capsys, "--compare", "s/early", "s/died")[3]
+    assert "died has 20 of 40 steps: process 1 on node17 (since today) updated lock.json " in page
     drawn = section(page, "Final loss by setting")
     assert "Only one run is known to have come to its end. Each point is a run with" in drawn and drawn.count("<circle") == 2
     assert run(capsys, "report", "--run", "s/early", "--out", "one.html")[0] == 0
     one = Path("one.html").read_text()
     assert "early stopping: val/loss is 3, best 2, patience 1" in one and "steps<b>20</b>" in one, "not 20 of 40"
+
+
+def test_the_csv_of_several_runs_has_sizes_flops_losses_and_settings_that_differ(tmp_path, monkeypatch, capsys):
+    """FLOPs: those of a token times the tokens read. A run without plan.json has empty cells for size and FLOPs."""
+    monkeypatch.chdir(tmp_path)
+    for name, parameters, lr in (("small", 1000, 0.1), ("large", 4000, 0.2), ("bare", None, 0.2)):
+        path = made(f"s/{name}", lr, {1: 9.0, 20 if name == "bare" else 40: 4.0}, **{"progress/tokens": 512.0})
+        launch = {**LAUNCH, "parameters": parameters, "flops_per_token": 6.0 * (parameters or 0)}
+        if parameters is not None:
+            (path / "plan.json").write_text(json.dumps({"format": 1, "launches": [launch]}))
+    code, out, _ = run(capsys, "report", "--compare", "s", "--csv", "runs.csv")
+    assert code == 0 and out.splitlines()[-1] == "Wrote 3 runs to runs.csv." and "in the page" not in out
+    with open("runs.csv") as file:
+        rows = {row["run"]: row for row in csv.DictReader(file)}
+    assert {name: row["parameters"] for name, row in rows.items()} == {"small": "1000", "large": "4000", "bare": ""}
+    assert float(rows["large"]["flops"]) == 6 * 4000 * 512 and rows["bare"]["flops"] == ""
+    assert [rows[name]["complete"] for name in ("small", "large", "bare")] == ["True", "True", "False"]
+    assert float(rows["small"]["val/loss"]) == 4 and float(rows["small"]["val/bits_per_byte"]) == 2
+    assert [rows[name]["optimizer.lr"] for name in ("small", "large")] == ["0.1", "0.2"]
+    assert "model.n_layer" not in rows["small"]  # all have the same
+    code, _, err = run(capsys, "report", "--compare", "s", "--csv", "more.csv", "--note", "a=b")
+    assert code == 2 and err.startswith("error: note is for the CSV of one run") and not Path("more.csv").exists()
 
 
 def test_learning_rates_that_differ_by_more_than_ten_have_a_logarithmic_axis(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,9 @@
 
 import contextlib
 import io
+import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from recipe_runs import RECIPE, TEXT, run
 
 from lit_llm.__main__ import main
 from lit_llm.reporting.doctor.diagnose import damages, data_shards
+from lit_llm.runs.lock import LOCK, _machine
 from lit_llm.runs.run_folder import METRICS
 
 MANY = [
@@ -65,6 +69,25 @@ def test_a_run_cut_in_the_middle_of_a_line_is_read_up_to_there(trained, capsys):
     file.write_bytes(file.read_bytes()[:-20])
     code, lines = doctor(capsys, trained[0])
     assert code == 0 and "advice: no-warmup" in lines and any(line.startswith("note: metrics.jsonl") for line in lines)
+
+
+def test_a_run_whose_process_was_killed_says_so(trained, capsys):
+    """The lock names a process that started at another time than the one that has its number now."""
+    folder = trained[0]
+    assert not any("note: process" in line for line in doctor(capsys, folder)[1])
+    lock = {"pid": os.getpid(), "host": "here", "machine": _machine(), "started": "1", "since": "today", "token": "its"}
+    (folder / LOCK).write_text(json.dumps(lock))
+    code, lines = doctor(capsys, folder)
+    said = next(line for line in lines if "note: process" in line)
+    killed = f"process {os.getpid()} on here (since today) was killed: python -m lit_llm fit --run {folder} --resume auto"
+    assert code == 0 and re.fullmatch(rf"note: {re.escape(killed)} continues\. The newest row is \d+ s old\.", said)
+
+
+def test_a_run_that_ended_with_an_error_says_so(trained, capsys):
+    plan = json.loads((trained[0] / "plan.json").read_text())
+    plan["launches"][-1]["ended"] = None
+    (trained[0] / "plan.json").write_text(json.dumps(plan))
+    assert any("recorded no end: an error" in line for line in doctor(capsys, trained[0])[1])
 
 
 def test_a_run_without_a_row_says_so(trained, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from recipe_runs import breaking, run
 
 from lit_llm.core.errors import UserError
 from lit_llm.runs import lock as lock_module
-from lit_llm.runs.lock import LOCK, RunLock
+from lit_llm.runs.lock import LOCK, RunLock, sign_of_life
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
@@ -102,6 +103,19 @@ def test_the_lock_of_a_killed_process_is_taken_over_with_a_message(owner, tmp_pa
     assert entries(tmp_path / "run")["pid"] == os.getpid()
     lock.release()
     assert not (tmp_path / "run" / LOCK).exists()
+
+
+def test_the_sign_of_life_of_an_owner_that_runs_was_killed_is_elsewhere_or_has_ended(owner, tmp_path):
+    folder = tmp_path / "run"
+    assert sign_of_life(folder).startswith(f"process {owner.pid} on ") and sign_of_life(folder).endswith(" runs")
+    owner.kill()
+    owner.wait()
+    assert sign_of_life(folder).endswith(f" was killed: python -m lit_llm fit --run {folder} --resume auto continues")
+    os.utime(write_foreign(folder), times=(time.time() - 7200,) * 2)
+    expected = r"process 4711 on node17 \(since .*\) updated lock.json 7,2\d\d s ago; while it runs, it does so every 10 s"
+    assert re.fullmatch(expected, sign_of_life(folder))
+    (folder / LOCK).unlink()
+    assert sign_of_life(folder) == ""
 
 
 def test_a_reused_process_id_is_recognised_by_its_start_time(tmp_path):

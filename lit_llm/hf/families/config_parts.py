@@ -1,6 +1,6 @@
-"""Parts of families: settings that have one key in config.json, heads, activations and biases.
+"""Parts of families: each translates some keys of config.json to settings of lit_llm and back (`family.Part`).
 
-In each part, `ours` names settings of lit_llm, and `theirs` is the key in config.json.
+In each part, `ours` is the name of a setting of lit_llm, and `theirs` the key in config.json.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _DOMAINS = {**MODEL_DOMAINS, **MOE_DOMAINS}
 
 @dataclass(frozen=True)
 class Setting:
-    """A number or flag with a key of its own: a setting of the model, of its experts or of latent attention."""
+    """`Part` of a family for one number or bool: our setting `ours` has the value of the key `theirs` in config.json."""
 
     ours: str
     theirs: str
     kind: Literal["required size", "size", "number", "flag"] = "required size"
     default: Any = None
-    """The value that transformers takes if the key is missing."""
+    """The value that transformers takes if config.json lacks the key."""
     nullable: bool = False
-    """Whether null in config.json is a value of its own, and does not mean the default."""
+    """Whether null in config.json means None. If False, null means the default."""
     resolved: Callable[[GPTConfig], Any] | None = None
-    """Returns the value to write, for a setting of ours whose null stands for another value. None: the setting's own value."""
+    """A function that returns the value to write, if a None of our setting means another value. None: write our value."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         if self.kind == "required size":
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Inverse:
-    """A number of ours whose inverse, 1 / number, is the value of the key."""
+    """`Part` of a family for one number: the value of the key `theirs` in config.json is 1 / our setting `ours`."""
 
     ours: str
     theirs: str
@@ -63,13 +63,13 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Heads:
-    """The keys for the numbers of heads, the width of a head and the model's width."""
+    """`Part` of a family for the numbers of query and key heads and the widths of a head and of the model. Fields name keys."""
 
     query: str = "num_attention_heads"
     key_value: str | None = "num_key_value_heads"
-    """The key for the number of key and value heads. None: there are as many as query heads."""
+    """The key for the number of key and value heads. None: as many as query heads."""
     head_dim: str | None = "head_dim"
-    """The key for the width of a head. None: that is the model's width / the number of query heads."""
+    """The key for the width of a head. None: the width is the model's width / number of query heads."""
     width: str = "hidden_size"
     default_head_dim: int | None = None
 
@@ -113,12 +113,12 @@ PLAIN: dict[str, tuple[str, str | None]] = {
 }
 """Activation in config.json → our (`mlp`, `gelu_approximate`) for an MLP of two matrices."""
 _DEFAULTS = {"gelu": "tanh", "geglu": "none"}
-"""`mlp` → the value that a null `gelu_approximate` stands for."""
+"""Our `mlp` → the value of `gelu_approximate` that its default, None, means."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """The activation of the MLP. `known`: activation in config.json → our settings; `default`: the one of a missing key."""
+    """`Part` for the MLP's activation. `known`: {value of the key `theirs`: our (`mlp`, `gelu_approximate`)}."""
 
     theirs: str
     known: Mapping[str, tuple[str, str | None]]
@@ -139,7 +139,7 @@ Bias: TypeAlias = Literal["qkv", "attention_output", "mlp", "norm"]
 
 @dataclass(frozen=True)
 class Biases:
-    """One key for the biases of several parts. Export writes zeros for a bias that our model lacks."""
+    """`Part` for a bool in config.json: whether the parts `ours` of a block have biases. `write`: true if one has."""
 
     theirs: str
     ours: tuple[Bias, ...]
@@ -156,10 +156,10 @@ ATTENTION_BIASES: tuple[Bias, ...] = ("qkv", "attention_output")
 
 
 def attention_scale(config: GPTConfig) -> float:
-    """The factor of the attention scores. A null `attention_scale` means 1 / √head_dim."""
+    """Return the factor by which a model multiplies attention scores. `attention_scale` None means 1 / √head_dim."""
     return config.resolved_head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
 def embedding_scale(config: GPTConfig) -> float:
-    """The factor of the embeddings. A null `embedding_scale` means 1."""
+    """Return the factor by which a model multiplies embeddings. `embedding_scale` None means 1."""
     return 1.0 if config.embedding_scale is None else config.embedding_scale

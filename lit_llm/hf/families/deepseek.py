@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (also Moonlight): latent attention, sigmoid router with a bias for the choice, first layers dense."""
+"""DeepSeek-V3 (also Moonlight): latent attention, sigmoid router with a bias to choose experts, first layers dense."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LATENT = (
     Setting("kv_rank", "kv_lora_rank", "size", 512),
     Setting("query_rank", "q_lora_rank", "size", 1536, nullable=True),
 )
-"""The settings of LatentConfig, with their keys."""
+"""The settings of LatentConfig (latent attention), each with its key in config.json and its default."""
 
 
 class _Heads:
-    """The number and widths of heads, and the ranks of latent attention."""
+    """`Part` of DeepSeek: reads and writes the number and widths of heads, the model's width and latent attention's ranks."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_head = fields.size("num_attention_heads")
@@ -45,7 +45,7 @@ class _Heads:
 
 @dataclass(frozen=True)
 class _ScaledRope(Rope):
-    """A rotary embedding whose scaling also multiplies all attention scores, by (0.1 mscale_all_dim ln(factor) + 1)²."""
+    """`Rope` of DeepSeek, also for `attention_scale`: scaling multiplies scores by (0.1 mscale_all_dim ln(factor) + 1)²."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
@@ -54,7 +54,7 @@ class _ScaledRope(Rope):
         factor: Any = (settings["rope_scaling"] or {}).get("factor")
         if not (strength and is_number(strength) and is_number(factor)):
             return settings
-        width = sum(sum(key.read(fields).values()) for key in _LATENT[:2])  # of a query's head
+        width = sum(sum(key.read(fields).values()) for key in _LATENT[:2])  # width of a query's head
         return {**settings, "attention_scale": width**-0.5 * (0.1 * strength * math.log(max(factor, 1.0)) + 1) ** 2}
 
     def write(self, config: GPTConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A model family: the settings that it fixes, the keys of config.json for its other settings, and the names of its tensors."""
+"""The class of a model family: settings that it fixes, keys of config.json for other settings, and names of tensors."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from lit_llm.models.gpt import GPTConfig
 
 
 class Part(Protocol):
-    """Translates keys of config.json into settings of lit_llm, and these settings into the keys."""
+    """Interface of the parts of a `Family`. A part translates some keys of config.json to settings of GPTConfig and back."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Return settings of GPTConfig. `layers` has those that may vary with depth, as lists of a value per layer."""
+        """Return {setting of GPTConfig: value}. Its entry `layers` is {setting: list of its value in each layer}."""
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        """Return keys of config.json. Settings that no key can express are left out; export notices when it reads the keys."""
+        """Return {key of config.json: value}. Settings that no key can express are left out; export then refuses the model."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models. CONTRIBUTING.md says how to add one."""
+    """Description of a model family of transformers. It reads and writes config.json. CONTRIBUTING.md says how to add one."""
 
     model_type: str
     architecture: str
     """Name of the model class in transformers."""
     parts: tuple[Part, ...]
-    """Translate the settings in which models of the family differ."""
+    """Objects that translate the settings in which models of the family differ."""
     tensors: Callable[[GPTConfig], Iterator[Link]] = decoder
-    """Yields the links of a model's tensors, without its output head."""
+    """A function that yields the links of a model's tensors, except the output head."""
     head: str = "lm_head.weight"
-    """Name of the tensor of the output head, if the head is not tied to the embedding."""
+    """Name of the output head's tensor in transformers. Unused if the head is tied to the embedding."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that all models of the family share."""
+    """Setting of GPTConfig → the value that all models of the family share."""
     tied: bool = False
-    """Whether the head is tied to the embedding if `tie_word_embeddings` is missing."""
+    """Whether the output head is tied to the embedding if config.json lacks `tie_word_embeddings`."""
     dropouts: tuple[str, ...] = ("attention_dropout",)
-    """Keys of dropout rates."""
+    """Keys of config.json for dropout rates."""
     all_dropouts: bool = False
-    """Whether the keys in `dropouts` cover the three places of model.dropout, so that one rate can be kept."""
+    """Whether the keys in `dropouts` cover all places where model.dropout drops: embeddings, attention, residual updates."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Key → the values that lit_llm supports. A missing key means the first value."""
+    """Key of config.json → the values that lit_llm supports. A missing key means the first value."""
     experts_in_one: bool = False
     """Whether a tensor in the folder has the matrices of all experts of a block."""
     ahead: str | None = None
-    """The key with the number of layers after the last one that predict further tokens. These layers are not imported."""
+    """The key for the number of additional layers that predict further tokens, which are not imported. None: no such key."""
     harmless: tuple[str, ...] = ()
-    """Keys that, like those in `HARMLESS`, do not change what transformers computes."""
+    """Further keys of config.json, beside `fields.HARMLESS`, that do not change what transformers computes."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """The settings of GPTConfig in a config.json. Problems are collected in `fields`."""
+        """Return {setting of GPTConfig: value} from a config.json. Add problems to `fields.problems`."""
         settings: dict[str, Any] = dict(self.fixed)
         by_layer: dict[str, list[Any]] = {}
         for part in self.parts:
@@ -79,7 +79,7 @@ class Family:
         return _without_defaults(_with_one_bias(settings))
 
     def write(self, config: GPTConfig) -> dict[str, Any]:
-        """Return the config.json of a model, without settings that the family cannot express."""
+        """Return the content of config.json for a model, without settings that the family cannot express."""
         content: dict[str, Any] = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -95,24 +95,24 @@ class Family:
         return content | dict.fromkeys(self.dropouts, config.dropout if self.all_dropouts else 0.0)
 
     def unknown_keys(self, fields: Fields) -> list[str]:
-        """The keys that `read` did not read and that may change the model. Keys with empty values change nothing."""
+        """Return the keys of config.json that are not empty, were not read by `read`, and are not known to be harmless."""
         known = HARMLESS | fields.read | {*self.dropouts, *self.harmless}
         return [key for key, value in fields.content.items() if key not in known and not is_empty(value)]
 
 
 BIASES: tuple[Literal["qkv", "attention_output", "mlp", "norm"], ...] = ("qkv", "attention_output", "mlp", "norm")
-"""The parts of a block that may have biases of their own."""
+"""The parts of a block whose biases have settings of their own, such as `qkv_bias`."""
 
 
 def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with `bias` equal to the MLP's, and settings of single parts only where these differ from it."""
+    """Return settings with the value of `mlp_bias` as `bias`, and biases of other parts where these differ from `bias`."""
     bias = settings.pop("mlp_bias", settings.get("bias", False))
     same = {f"{part}_bias" for part in BIASES if settings.get(f"{part}_bias") in (None, bias)}
     return {name: value for name, value in settings.items() if name not in same} | {"bias": bias}
 
 
 def _without_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings`, with null instead of each scale that equals the value for which null stands."""
+    """Return a copy of `settings` in which a scale of attention or of embeddings that equals its default is None."""
     width = settings.get("head_dim") or settings["n_embd"] // settings["n_head"] or 1
     if latent := settings.get("latent"):
         width = latent["nope_head_dim"] + latent["rope_head_dim"]

@@ -12,7 +12,7 @@ from lit_llm.models.gpt import GPTConfig
 
 
 class _Scales:
-    """Embeddings are scaled by √width, attention scores by 1/√query_pre_attn_scalar."""
+    """`Part` of Gemma: sets embedding_scale to √hidden_size, and converts attention_scale = 1/√query_pre_attn_scalar."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         scalar = fields.optional_size("query_pre_attn_scalar", 256)

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, matrices stored as (in, out). GPT-NeoX and Pythia: parallel residual, partly rotated heads."""
+"""The families GPT2 (learned positions, matrices of shape (in, out)) and GPT_NEOX (parallel residual, partly rotated heads)."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Settings that vary with depth: `layer_types` and sliding windows. A window of W is the position itself and W - 1 earlier."""
+"""Settings that may differ between layers: `layer_types`, sliding windows. A window of W: the position and W - 1 before."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ def layer_settings(config: GPTConfig) -> list[LayerSettings]:
 
 
 def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dict[str, Any]:
-    """Settings of GPTConfig from `by_layer`, setting → its value in each layer.
+    """Return {setting of GPTConfig: value} from `by_layer`, {setting: list of its value in each layer}.
 
-    A value that all layers share becomes the setting. Other values become, under `layers`, the shortest list that repeats.
-
-    A window of at least `block_size` becomes null, because no sequence is longer.
+    A value that all layers share becomes the setting's value. Otherwise the entry `layers` of the result has, for the setting,
+    the shortest list that gives all values when repeated. A window of `block_size` or more becomes None: no sequence is longer.
     """
     settings: dict[str, Any] = {}
     patterns: dict[str, list[Any]] = {}
@@ -40,7 +39,7 @@ def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dic
 
 @dataclass(frozen=True)
 class Window:
-    """One sliding window for all layers. A null means no window, a missing key the `default`."""
+    """`Part` of a family for the key `sliding_window`, the window of all layers: null: no window; missing: `default`."""
 
     default: int | None = None
 
@@ -54,12 +53,12 @@ class Window:
 
 
 def every(count: int) -> Callable[[int], list[str]]:
-    """A function from the number of layers to their kinds: each `count`-th has full attention, the others have a window."""
+    """Return a function from n to the kinds of n layers: each `count`-th layer has full attention, others sliding windows."""
     return lambda n_layer: [FULL if (i + 1) % count == 0 else SLIDING for i in range(n_layer)]
 
 
 def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str]:
-    """The kind of each layer (`SLIDING`: with a window; `FULL`), from `layer_types`, or from `default` if that is missing."""
+    """Return each layer's kind, `SLIDING` or `FULL`: the key `layer_types`, or without it `default(number of layers)`."""
     n_layer = fields.size("num_hidden_layers")
     kinds = fields.raw("layer_types")
     if kinds is None:
@@ -74,7 +73,7 @@ def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str
 
 @dataclass(frozen=True)
 class WindowByKind:
-    """A window in the layers of kind `sliding_attention`. `default_kinds` and `default` are for missing keys."""
+    """`Part` for a window in layers of kind `SLIDING`. For missing keys: `default_kinds(number of layers)`, `default`."""
 
     default_kinds: Callable[[int], list[str]]
     default: int = 4096
@@ -93,8 +92,8 @@ class WindowByKind:
 
 
 def kinds_of(config: GPTConfig) -> list[str]:
-    """The kind of each layer: `SLIDING` if the layer has a window. If no layer has one, but rotary embeddings differ, layers
-    with the embedding of the first layer are `SLIDING`.
+    """Return each layer's kind: `SLIDING` if the layer has a window, else `FULL`. If no layer has one, but layers differ in
+    rotary settings, layers with the rotary settings of the first layer are `SLIDING`.
     """
     layers = layer_settings(config)
     if any(layer.window is not None for layer in layers):
@@ -106,7 +105,7 @@ def kinds_of(config: GPTConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class OptionalWindow:
-    """A window that `use_sliding_window` switches on, in the layers of `layer_types`, or else from `max_window_layers` on."""
+    """`Part` for a window, if `use_sliding_window`, in the layers by `layer_types`, else from layer `max_window_layers` on."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         first = fields.number("max_window_layers", 28)

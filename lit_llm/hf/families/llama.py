@@ -27,23 +27,23 @@ from lit_llm.hf.tensor_map import decoder
 from lit_llm.models.gpt import GPTConfig
 
 FIXED = {"norm": "rmsnorm", "position": "rope", "qk_norm": False}
-"""Settings that the decoders with rotary positions and RMSNorm share."""
+"""`Family.fixed` of the decoders with rotary positions and RMSNorm: setting → value."""
 SIZES: tuple[Part, ...] = (
     Setting("n_layer", "num_hidden_layers"),
     Setting("block_size", "max_position_embeddings"),
     Setting("mlp_width", "intermediate_size", resolved=lambda config: config.hidden_width),
 )
-"""Sizes under the names that all families since LLaMA use."""
+"""Parts for layers, block size and MLP width, with the keys that most families since LLaMA use."""
 
 
 def gated(norm_eps: float, heads: Part | None = None, activations: Mapping[str, Any] = GATED) -> tuple[Part, ...]:
-    """The parts for LLaMA's sizes, heads, norm and gated MLP. `norm_eps`: the default of its key. `heads` None: `Heads()`."""
+    """Return parts for LLaMA's sizes, heads, norm, gated MLP. `norm_eps`: rms_norm_eps's default. `heads` None: `Heads()`."""
     norm = Setting("norm_eps", "rms_norm_eps", "number", norm_eps)
     return *SIZES, heads or Heads(), norm, Activation("hidden_act", activations, "silu")
 
 
 PARTS: tuple[Part, ...] = (*gated(1e-6), Rope())
-"""The parts of LLaMA, without those for biases."""
+"""The parts of the family LLAMA, except its parts for biases."""
 
 LLAMA = Family(
     model_type="llama",
@@ -159,7 +159,7 @@ STARCODER2 = Family(
 
 # SmolLM3: some layers have no rotary embedding.
 class _NoRope:
-    """Which layers of SmolLM3 have a rotary embedding, and which have a window."""
+    """`Part` of SMOLLM3: reads and writes which layers have a rotary embedding, and which have a sliding window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         n_layer, interval = fields.size("num_hidden_layers"), fields.optional_size("no_rope_layer_interval", 4)

@@ -1,7 +1,7 @@
 """Families with a mixture of experts in the place of the MLP: MIXTRAL, QWEN3_MOE, OLMOE, GPT_OSS, GLM4_MOE.
 
-All but GPT-OSS have a tensor for each expert's matrix, which is a part of one tensor here. `output_router_logits` and
-`router_aux_loss_coef` are ignored, because they concern training, for which lit_llm has other losses (docs/moe.md).
+All but GPT-OSS store each expert's matrix as a tensor; lit_llm has one tensor for the matrices of all experts. The keys
+`output_router_logits` and `router_aux_loss_coef` are ignored: they set training losses; lit_llm has others (docs/moe.md).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lit_llm.models.mlp import CLAMP, SIGMOID_GAIN
 
 @dataclass(frozen=True)
 class Mixture:
-    """`model.moe`: the number of experts, how many of them compute a token, and further settings that have keys."""
+    """`Part` of a family for the settings of experts, `model.moe`: their number, experts per token, and those in `keys`."""
 
     experts: tuple[str, ...]
-    """Names of the key for the number of experts. Published files have the first one, and export writes it."""
+    """Keys for the number of experts, of which a config.json has one. Export writes the first, as published files have."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of MoEConfig that all models of the family share."""
+    """Setting of MoEConfig → the value that all models of the family share."""
     keys: tuple[Setting, ...] = ()
-    """Settings of MoEConfig with keys of their own."""
+    """Settings of MoEConfig that have a key in config.json."""
     dense_blocks: bool = False
-    """Whether `decoder_sparse_step` and `mlp_only_layers` say which blocks are dense."""
+    """Whether keys `decoder_sparse_step` and `mlp_only_layers` choose blocks without experts. If False, no key does."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         named = [name for name in self.experts if fields.has(name)]
@@ -69,7 +69,7 @@ class Mixture:
 
 
 def _blocks(fields: Fields) -> list[bool]:
-    """Whether each block has experts: every `decoder_sparse_step`-th has, but for blocks in `mlp_only_layers`."""
+    """Return for each block whether it has experts: each `decoder_sparse_step`-th has, unless `mlp_only_layers` lists it."""
     n_layer, step = fields.size("num_hidden_layers"), fields.optional_size("decoder_sparse_step", 1)
     listed: Any = fields.raw("mlp_only_layers") or []
     if not isinstance(listed, list) or any(type(i) is not int for i in listed):
@@ -85,11 +85,11 @@ def _blocks(fields: Fields) -> list[bool]:
 _EXPERT_WIDTH = Setting("expert_width", "moe_intermediate_size")
 _NORMALISE = Setting("normalise", "norm_topk_prob", "flag", False)
 CHOICE_BIAS = partial(decoder, experts=ExpertNames(choice_bias="e_score_correction_bias"))
-"""`Family.tensors` for routers with a bias for the choice of experts."""
+"""`Family.tensors` of families whose routers add a bias to choose experts."""
 
 
 def sigmoid_mixture(*, first_dense: int, scale: float, groups: int, top_groups: int) -> Mixture:
-    """The experts of DeepSeek-V3 and GLM. The arguments are transformers' defaults for missing keys."""
+    """Return the `Part` for experts of DeepSeek-V3 and GLM. Arguments: the values that transformers takes for missing keys."""
     return Mixture(
         ("n_routed_experts", "num_local_experts"),
         fixed={"router": "sigmoid"},

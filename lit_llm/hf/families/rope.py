@@ -1,4 +1,4 @@
-"""Rotary settings of config.json: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of transformers 4."""
+"""Rotary settings in config.json: `rope_parameters` of transformers 5, or `rope_theta`, `rope_scaling` of transformers 4."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _MSCALE = ("mscale", "mscale_all_dim")
 
 @dataclass(frozen=True)
 class Rope:
-    """The settings of a rotary embedding that all layers share."""
+    """`Part` for rotary settings that all layers share. `theta`: the key for the base; `default_theta`: the base without it."""
 
     default_theta: float = 10000.0
     theta: str = "rope_theta"
     partial: str | None = None
-    """The key of the fraction of a head that is rotated. None: the family rotates whole heads."""
+    """The key for the fraction of a head's dimensions that is rotated. None: the family rotates whole heads."""
     default_partial: float = 1.0
     default_original: int | None = None
-    """Default of the key `original_max_position_embeddings` outside the rotary settings, which overrides the same key in them.
-    None: the family has no such key outside."""
+    """Default of a top-level key `original_max_position_embeddings`, which overrides the same key in the rotary settings. None:
+    the family has no such top-level key."""
     scalings: tuple[str, ...] = tuple(ROPE_SCALING)
-    """The supported rope_types other than default."""
+    """The supported rope_types, in addition to "default"."""
     default: Mapping[str, Any] = field(default_factory=dict)
-    """The rotary settings that transformers takes if config.json has none."""
+    """The rotary settings that transformers takes if config.json lacks rotary settings."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         older, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
@@ -71,13 +71,13 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByKind:
-    """The settings of two rotary embeddings: one of layers with full attention, one of layers with a window."""
+    """`Part` for two sets of rotary settings: of layers with full attention, and of layers with a sliding window."""
 
     default_kinds: Callable[[int], list[str]]
     default_theta: float
     default_sliding_theta: float
     sliding_theta: str
-    """The key of transformers 4 for the rotary base in layers with a window."""
+    """The key of transformers 4 for the rotary base (theta) in layers with a sliding window."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         kinds = layer_kinds(fields, self.default_kinds)
@@ -117,11 +117,11 @@ class RopeByKind:
 def _read_one(
     fields: Fields, rope: dict[str, Any], theta: float, known: Collection[str] = tuple(ROPE_SCALING)
 ) -> tuple[float, dict[str, Any] | None]:
-    """(base, `GPTConfig.rope_scaling`) of one object of rotary settings.
+    """Return (rotary base, value of `GPTConfig.rope_scaling`) from `rope`, an object of rotary settings in config.json.
 
     Args:
-        theta: The base, if `rope` has none.
-        known: The supported rope_types other than default.
+        theta: The base if `rope` has no rope_theta.
+        known: The supported rope_types, in addition to "default".
     """
     own = rope.pop("rope_theta", None)
     theta = theta if own is None else own
@@ -156,7 +156,7 @@ def _read_one(
 
 
 def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
-    """Add the original context length and (not for llama3) the factor if missing, both from `max_position_embeddings`."""
+    """In `rope`, set a missing original context length and, except for llama3, factor from `max_position_embeddings`."""
     longest = fields.optional_size("max_position_embeddings", 1)
     if kind not in ("llama3", "yarn", "longrope"):
         return
@@ -168,7 +168,7 @@ def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
 
 
 def _resolve_mscale(rope: dict[str, Any]) -> None:
-    """Replace YaRN's keys mscale and mscale_all_dim by the attention factor that they give."""
+    """In the YaRN settings `rope`, remove mscale and mscale_all_dim; set the attention_factor that follows, if missing."""
     scales = [rope.get(name) for name in _MSCALE]
     if any(scale is not None and not is_number(scale) for scale in scales) or not is_number(rope.get("factor")):
         return
@@ -181,7 +181,7 @@ def _resolve_mscale(rope: dict[str, Any]) -> None:
 
 
 def _scaling(config: GPTConfig, layer: LayerSettings) -> dict[str, Any] | None:
-    """The rotary scaling of a layer in the form of transformers; None without scaling."""
+    """Return the rotary scaling of a layer as `rope_scaling` of transformers' config.json; None without scaling."""
     if layer.rope_scaling is None:
         return None
     scaling: dict[str, Any] = {"rope_type": "llama3", **layer.rope_scaling}

@@ -24,18 +24,18 @@ _NONE = re.compile("(?!)")
 
 class EncodedChat(NamedTuple):
     ids: np.ndarray
-    """(n,) int64."""
+    """(n,) int64: the token ids of the conversation."""
     mask: np.ndarray
     """(n,) uint8: 1 for the tokens that the assistant writes."""
     bytes: int
-    """UTF-8 bytes of the text."""
+    """The number of UTF-8 bytes of the conversation's text."""
 
 
 class ChatEncoder:
-    """Encodes conversations as a template writes them. The template's special tokens become their ids, and no id is added.
+    """Encodes conversations as a chat template writes them. The template's special tokens become their ids; no id is added.
 
-    A token is a target if the assistant writes any of its characters. The name of a special token within a message is encoded
-    as ordinary text, so that nobody can end a turn by writing the name of the end-of-turn token.
+    A token is a target if the assistant writes any of the token's characters. If a message has the name of a special token, the
+    name is encoded as ordinary text, so that nobody can end a turn by writing the name of the end-of-turn token.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
@@ -46,18 +46,18 @@ class ChatEncoder:
         self._renderer = Renderer(template, _any_of(one.content for one in self._added.values()))
 
     def check(self) -> None:
-        """Check the template.
+        """Check that the chat template can write a question and its answer.
 
         Raises:
-            UserError: The template is damaged, or leaves out what the assistant says.
+            UserError: The template is damaged, or leaves out the assistant's text.
         """
         self._renderer.check()
 
     def prompt_ids(self, messages: list[Message], *, where: str) -> list[int]:
-        """Ids of a prompt: of ``messages``, the last of which is not the assistant's, and of what opens the assistant's answer.
+        """The token ids of a prompt: of ``messages``, which end before an answer, and of the template's text before the answer.
 
         Args:
-            where: names the prompt in errors, like "the prompt (--prompt)".
+            where: the name of the prompt in errors, like "the prompt (--prompt)".
 
         Raises:
             UserError: The template refuses the messages.
@@ -68,8 +68,8 @@ class ChatEncoder:
         return [int(i) for i in ids]
 
     def end_of_turn_id(self) -> int | None:
-        """The id that ends an answer: of the tokens that the template writes after the answer's text, the first added token, or
-        the first of all if none is an added token. None if the template writes nothing there."""
+        """The id that ends an answer: the first added token that the template writes after the answer's text or, without an
+        added token, the first token after the text. None if the template writes nothing after the text."""
         text, answers = self._renderer.sentinel()
         end = text.rfind(SENTINEL) + len(SENTINEL)
         ids, offsets = self._encode(text, [])
@@ -77,13 +77,13 @@ class ChatEncoder:
         return next((i for i in after if i in self._added), after[0] if after else None) if SENTINEL in text else None
 
     def encode(self, conversation: bytes, *, where: str) -> list[EncodedChat]:
-        """Encode one conversation. A preference pair gives two: with the chosen answer, then with the rejected answer.
+        """Encode a conversation: a list of one. Of a preference pair: two, with the chosen and then with the rejected answer.
 
-        Of a pair, only the two answers are targets.
+        Of a preference pair, only the two answers are targets.
 
         Args:
             conversation: JSON, as ``lit_llm.ingest.readers.messages`` writes it.
-            where: names the conversation in errors, like "conversation 3 of FILE".
+            where: the name of the conversation in errors, like "conversation 3 of FILE".
 
         Raises:
             UserError: The template refuses the conversation or writes both answers alike, or no text of the assistant is found.
@@ -107,10 +107,10 @@ class ChatEncoder:
         return pair
 
     def _encoded(self, chat: Chat, where: str, *, skip: int = 0) -> EncodedChat:
-        """Encode a conversation whose first ``skip`` answers are not targets."""
+        """Encode a conversation. The first ``skip`` answers of the assistant are not targets."""
         chat = self._renderer.readable(chat)
         text, answers = self._renderer.conversation(chat, where=where)
-        if skip:  # a template may mark only some answers, so the last ones are counted
+        if skip:  # a template may mark only some answers, so answers are counted from the end
             learned = sum(message["role"] == "assistant" for message in chat["messages"]) - skip
             answers = answers[-learned:]
         names = self._names(chat, text, functools.partial(self._renderer.text, where=where), where)
@@ -120,9 +120,9 @@ class ChatEncoder:
     def _names(self, chat: Chat, text: str, write: Callable[[Chat], str], where: str) -> list[tuple[int, int]]:
         """The places (first character, end) in ``text`` where a message has the name of a special token.
 
-        To find them, the template writes the messages once more, with marks around the names. A template may search an answer
-        for a name, such as ``</think>``, to separate the thought from the answer. If marks would disturb that, the name gets no
-        marks in answers, and what the template writes for it there is encoded as a special token.
+        To find these places, the template writes the messages once more, with marks around the names. A template may search an
+        answer for a name, such as ``</think>``, to separate the thought from the answer. If marks would disturb the search, the
+        name gets no marks in answers, and in answers it is encoded as a special token.
         """
         marked = _marked(chat, self._special, self._special)
         if marked == chat:
@@ -141,7 +141,10 @@ class ChatEncoder:
         return places
 
     def _encode(self, text: str, names: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (n,) of a text, and the first character and the end of each id (n, 2). The places ``names`` are ordinary text."""
+        """The ids (n,) of a text, and the first character and the end of each id (n, 2).
+
+        ``names``: places (first character, end) where the name of a special token is encoded as ordinary text.
+        """
         ids, offsets, begin = [np.empty(0, np.int64)], [np.empty((0, 2), np.int64)], 0
         for first, end in [*names, (len(text), len(text))]:
             for encoder, stop in ((self._backend, first), (self._as_text, end)):
@@ -159,7 +162,8 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _marked(chat: Chat, in_answers: re.Pattern[str], elsewhere: re.Pattern[str]) -> Chat:
-    """A copy of the conversation with marks around the names that the two patterns match in its texts."""
+    """A copy of the conversation with marks around names: those that ``in_answers`` matches in the assistant's messages, and
+    those that ``elsewhere`` matches in all other texts."""
     messages = [
         _mark(one, in_answers if one["role"] == "assistant" else elsewhere) | {"role": one["role"]} for one in chat["messages"]
     ]
@@ -182,7 +186,8 @@ def _partner(name: str) -> str:
 
 
 def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple[int, int]] | None:
-    """The places in ``text`` of the names that ``marked`` marks; None if marks change what the template writes elsewhere."""
+    """The places (first character, end) in ``text`` of the names with marks in ``marked``; None if the marks change more than
+    the places of the names."""
     try:
         pieces = re.split(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}", write(marked))
     except UserError:
@@ -195,8 +200,8 @@ def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.nd
     """(n,) uint8: 1 for the tokens of each answer, from the first to the last token with a character of the answer.
 
     Args:
-        offsets: (n, 2) the first character of each token, and the character after its last.
-        answers: the first character of each answer, and the character after its last.
+        offsets: (n, 2) the first character of each token, and the character after its last character.
+        answers: the first character of each answer, and the character after its last character.
     """
     mask = np.zeros(len(offsets), dtype=np.uint8)
     for begin, end in answers:
@@ -207,17 +212,17 @@ def assistant_mask(offsets: np.ndarray, answers: list[tuple[int, int]]) -> np.nd
 
 
 def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """A copy of ``tokenizer`` as an object of the package tokenizers. It recognises names of special tokens in a text."""
+    """A copy of ``tokenizer`` as an object of the package tokenizers, which encodes names of special tokens as their ids."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.no_truncation()
     backend.no_padding()
-    backend.post_processor = None  # it would take the spaces out of the offsets, and adds nothing that is wanted here
+    backend.post_processor = None  # a post-processor would take spaces out of offsets, and add ids such as BOS
     return backend
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, *, continues: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and offsets of a text. ``continues``: it follows other text, so a tokenizer that puts a space before every text must
-    not put one here."""
+    """The ids (n,) and offsets (n, 2) of a text. ``continues``: the text follows other text, so a tokenizer that puts a space
+    before every text must put no space before this text."""
     with library_errors("The tokenizer cannot encode a text"):
         if continues:
             newline, joined = backend.encode("\n").ids, backend.encode(f"\n{text}")

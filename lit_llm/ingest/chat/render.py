@@ -14,17 +14,17 @@ from lit_llm.ingest.chat.template import ChatTemplate
 
 Message = dict[str, Any]
 Chat = dict[str, Any]
-"""A conversation: "messages", and perhaps "tools", "documents" and "chat_template_kwargs" for the template."""
+"""A conversation: a dict with "messages", and perhaps "tools", "documents" and "chat_template_kwargs" for the template."""
 
 SENTINEL = "\U000ff002"
-"""A text in place of an answer, to find where a template writes it. This private-use character is in no other text."""
+"""A text that replaces an answer, to find where a template writes the answer. No other text has this private-use character."""
 _MARK_THEM = "mark the answers in it with {% generation %} and {% endgeneration %} (--data.chat_template FILE.jinja)"
 _PROMPTS: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
-"""Template arguments that are tried when a prompt is written. Templates that can open a thought in a prompt use this name."""
+"""Template arguments that are tried in turn to write a prompt. Templates that can open a thought use enable_thinking."""
 
 
 class Rendered(NamedTuple):
-    """A conversation as a template writes it."""
+    """Record of a conversation as a template writes it: the text, and the places of the assistant's answers in it."""
 
     text: str
     answers: list[tuple[int, int]]
@@ -32,16 +32,16 @@ class Rendered(NamedTuple):
 
 
 class Renderer:
-    """Write conversations with a template, in Jinja's environment of transformers.
+    """Writes conversations with a chat template, as transformers does with Jinja.
 
-    A template with {% generation %} marks what the assistant writes. Without marks, an answer is the text between its prompt
-    and the next message. To find the answer, the conversation is written twice more: up to the end of the prompt, and up to the
-    end of the answer. Mostly, the text of the whole conversation begins with both texts. If not, because the template writes
-    earlier answers in another way than the last, the conversation is written with another text in place of the answer. The
-    answer ends where the rest of the conversation stays the same.
+    A template with {% generation %} marks the text that the assistant writes. Without marks, an answer is the text between its
+    prompt and the next message. To find the answer, the conversation is written twice more: up to the end of the prompt, and up
+    to the end of the answer. Mostly, the text of the whole conversation begins with both texts. If not, because the template
+    writes earlier answers in another way than the last answer, the conversation is written with another text in place of the
+    answer. The answer ends where the two texts of the conversation are equal again.
 
     Args:
-        tokens: matches the names of tokens. The bounds of an answer never lie within a name.
+        tokens: matches the names of tokens. An answer never begins or ends within such a name.
 
     Raises:
         UserError: transformers is not installed.
@@ -53,17 +53,17 @@ class Renderer:
         self._render = need("transformers.utils.chat_template_utils", what="A chat template").render_jinja_template
 
     def check(self) -> None:
-        """Check the template.
+        """Check that the chat template can write a question and its answer.
 
         Raises:
-            UserError: The template is damaged, or leaves out what the assistant says.
+            UserError: The template is damaged, or leaves out the assistant's text.
         """
         text, answers = self.sentinel()
         if not any(SENTINEL in text[begin:end] for begin, end in answers):
             raise self._unwritten("a question and an answer")
 
     def sentinel(self) -> Rendered:
-        """Write a question with ``SENTINEL`` as its answer. If the template has no marks, the answer is the whole text."""
+        """Write a question with ``SENTINEL`` as its answer. If the template has no marks, the whole text is the answer."""
         return self._exchange("Question", SENTINEL)
 
     def question(self) -> tuple[bool, bool]:
@@ -77,11 +77,11 @@ class Renderer:
         return self._marked({"messages": messages}, "a question and an answer")
 
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
-        """The text of a conversation. ``prompt``: add what the template writes before an answer. ``where``: for errors."""
+        """The text of a conversation. ``prompt``: with the template's text before an answer. ``where``: its name in errors."""
         return str(self._call(chat, where, prompt=prompt)[0][0])
 
     def readable(self, chat: Chat) -> Chat:
-        """The conversation. If the template would quote JSON text, tool calls get objects for arguments that are JSON text."""
+        """The conversation with arguments of tool calls that are JSON text parsed to objects, if the template needs objects."""
         if not any(one.get("tool_calls") for one in chat["messages"]) or self._takes_json_text:
             return chat
         return chat | {"messages": _with_arguments(chat["messages"], _as_object)}
@@ -90,10 +90,10 @@ class Renderer:
         """The text of a whole conversation, and the places of the assistant's answers in it.
 
         Args:
-            where: names the conversation in errors, like "conversation 3 of FILE".
+            where: the name of the conversation in errors, like "conversation 3 of FILE".
 
         Raises:
-            UserError: The template refuses the messages, or what the assistant writes cannot be found.
+            UserError: The template refuses the messages, or an answer cannot be found in the text.
         """
         messages, marks = chat["messages"], self.template.marks_answers
         numbers = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
@@ -109,9 +109,9 @@ class Renderer:
         return Rendered(text, answers)
 
     def _answer(self, chat: Chat, number: int, text: str, where: str, *, last: bool) -> tuple[int, int]:
-        """First character and end in ``text``, the text of all messages, of the answer that message ``number`` is.
+        """The place (first character, end) of an answer, message ``number``, in ``text``, the text of all messages.
 
-        ``last``: whether no other answer follows. ``where`` names the conversation in errors.
+        ``last``: whether no other answer follows. ``where``: the name of the conversation in errors.
         """
         until = chat | {"messages": chat["messages"][: number + 1]}
         alone = text if len(until["messages"]) == len(chat["messages"]) else self.text(until, where=where)
@@ -143,7 +143,7 @@ class Renderer:
         if rest == len(text):
             raise self._unwritten(f"message {number + 1} of {where}")
         end = len(text) - rest
-        end += self._shared(text[end:], alone[len(alone) - tail :])  # an end that only earlier answers have is not learned
+        end += self._shared(text[end:], alone[len(alone) - tail :])  # text that ends only earlier answers is not learned
         if not least <= begin <= end:
             raise self._refusal(
                 f"writes message {number + 1} of {where} in another way when more messages follow, so the answers cannot be "
@@ -152,13 +152,15 @@ class Renderer:
         return begin, end
 
     def _shared(self, one: str, other: str) -> int:
-        """The number of characters with which both texts begin. If it ends within the name of a token, the name is left out."""
+        """The length in characters of the longest common start of both texts. If that start ended inside the name of a token,
+        it is cut before the name."""
         shared = _shared(one, other)
         near = [self._tokens.finditer(text, max(0, shared - 99), shared + 99) for text in (one, other)]
         return min([shared, *(token.start() for tokens in near for token in tokens if token.start() < shared < token.end())])
 
     def _is_in(self, chat: Chat, number: int, learned: str, where: str) -> bool:
-        """Whether the text ``learned``, the answer found for message ``number``, has the message's content, perhaps changed."""
+        """Whether ``learned``, the text found as the answer of message ``number``, comes from the message: from the names of
+        its tool calls or, without calls, its content, which the template may change. ``where``: the name in errors."""
         message = chat["messages"][number]
         if calls := message.get("tool_calls"):  # then a template may leave out the content, as a thought
             return all(str(call.get("function", call).get("name")) in learned for call in calls)
@@ -169,7 +171,7 @@ class Renderer:
 
     @functools.cached_property
     def _takes_json_text(self) -> bool:
-        """Whether the template writes tool arguments alike as JSON text and as an object, or refuses an object."""
+        """Whether tool arguments can stay JSON text: the template writes JSON text as it writes objects, or refuses objects."""
         texts: list[str | None] = []
         for arguments in ('{"a": "b"}', {"a": "b"}):
             call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
@@ -214,7 +216,7 @@ class Renderer:
 
 
 def _with_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of the messages in which ``change`` was applied to the arguments of each tool call."""
+    """A copy of ``value``, messages, in which ``change`` was applied to the arguments of each tool call."""
     if isinstance(value, list):
         return [_with_arguments(one, change) for one in value]
     if isinstance(value, dict):
@@ -227,7 +229,7 @@ def _other_arguments(arguments: Any) -> Any:
 
 
 def _as_object(arguments: Any) -> Any:
-    """The object that ``arguments`` has as JSON text. Other arguments are returned as they are."""
+    """The object if ``arguments`` is the JSON text of an object; else ``arguments``, unchanged."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         value = json.loads(arguments)
         return value if isinstance(value, dict) else arguments

@@ -1,4 +1,4 @@
-"""A chat template, and the search for it in a file that the user names or in the files of a Hugging Face tokenizer."""
+"""A chat template, which is read from a file that the user names or from the files of a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _GENERATION = "generation_config.json"
 
 
 class NoChatTemplate(UserError):
-    """The tokenizer's files have no chat template."""
+    """The error for a tokenizer whose files have no chat template."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A Jinja template, and the special tokens that it can use by name. The object can be sent to other processes."""
+    """A Jinja template for conversations, and the special tokens that the template can use by name. Can be pickled."""
 
     name: str
-    """The file that the template is from, for messages."""
+    """The path of the template's file, for messages."""
     text: str
     special_tokens: dict[str, str]
     """Name → text of a special token, such as "eos_token" → "</s>"."""
@@ -48,12 +48,12 @@ class ChatTemplate:
         *,
         mend: str = "name a file with one (--data.chat_template FILE.jinja)",
     ) -> ChatTemplate:
-        """The template of a setting.
+        """The chat template that a setting names.
 
         Args:
             setting: "auto" for the template in the tokenizer's files, else the path of a file with a template.
             folder: where the tokenizer's files are.
-            mend: what a user does about a tokenizer without a template, for the message.
+            mend: the advice in the error about a tokenizer without a template.
 
         Raises:
             NoChatTemplate: The setting is "auto", and the tokenizer's files have no template.
@@ -80,18 +80,18 @@ class ChatTemplate:
 
     @property
     def marks_answers(self) -> bool:
-        """Whether the template marks what the assistant writes, with {% generation %}."""
+        """Whether the template marks the assistant's text with {% generation %}."""
         return _MARK.search(self.text) is not None
 
     def identity(self) -> str:
-        """A text for a cache key: it differs if the template can write a conversation differently, as on another day."""
+        """A text for a cache key. It differs for templates that differ and, if the template can write the date, every day."""
         day = str(datetime.date.today()) if "strftime_now" in self.text else ""
         content = json.dumps([self.text, self.special_tokens, day], sort_keys=True)
         return f"chat-{hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
-    """Name → special token, from the tokenizer's files; also from its BOS and EOS ids, for which it needs no files."""
+    """Name, such as "eos_token" → text of the special token, from the tokenizer's files and from its BOS and EOS ids."""
     tokens = {}
     for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
         if token is not None:
@@ -103,12 +103,12 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 class ChatForm(NamedTuple):
-    """How conversations were written when shards were prepared."""
+    """Record of the form in which the conversations of shards are written: the chat template and the end-of-turn id."""
 
     template: str
     """The Jinja source of the chat template."""
     end_of_turn_id: int | None
-    """The id with which an answer ends; None if an answer ends with its text."""
+    """The id that ends an answer; None if the template writes no token after an answer."""
 
     def write(self, folder: Path) -> None:
         """Write ``chat_template.jinja`` and ``generation_config.json``, as Hugging Face folders have them."""
@@ -117,10 +117,10 @@ class ChatForm(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> ChatForm | None:
-        """The form of the conversations in the shards in ``folder``; None if the shards do not have conversations.
+        """Read the form of the conversations of the shards in ``folder``; None if the shards have no conversations.
 
         Raises:
-            UserError: One of the two files with the form is missing or damaged.
+            UserError: ``chat_template.jinja`` or ``generation_config.json`` is damaged, or the latter is missing.
         """
         if not os.path.lexists(folder / CHAT_TEMPLATE_FILE):
             return None

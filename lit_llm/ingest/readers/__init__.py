@@ -1,4 +1,4 @@
-"""Read documents from files of any format. Most modules read one format."""
+"""Read documents from files of any format. Most modules of this package read one format."""
 
 from __future__ import annotations
 

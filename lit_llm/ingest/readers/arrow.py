@@ -1,4 +1,4 @@
-"""Parquet, and Arrow IPC: files and streams. Hugging Face datasets are kept as Arrow streams."""
+"""Read documents from Parquet, and from Arrow IPC files and streams. Hugging Face datasets are stored as Arrow streams."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lit_llm.ingest.readers.messages import MessagesColumn
 
 FILE_START = b"ARROW1\0\0"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-_BUFFER_BYTES = 2**20  # of the file, which are read at a time
-_ROWS = 128  # in a batch of Parquet
+_BUFFER_BYTES = 2**20  # bytes of a Parquet file that are read at a time
+_ROWS = 128  # rows of a Parquet file in a batch
 
 
 @contextlib.contextmanager
 def naming_damage(name: str) -> Iterator[None]:
-    """Turn an error of pyarrow into a sentence about the file ``name``.
+    """A context manager that turns an error of pyarrow into a sentence about the file ``name``.
 
     Raises:
-        UserError: The file is damaged, or pyarrow is too old for it.
+        UserError: The file is damaged, or pyarrow is too old for the file.
     """
     pyarrow = need("pyarrow", what="Parquet and Arrow")
     try:
@@ -44,8 +44,8 @@ def _column(schema: Any, of: SourceFile) -> TextColumn:
 
 
 def is_arrow_stream(head: bytes) -> bool:
-    """Whether ``head``, the first bytes of a file, begins like an Arrow stream: with the mark of a message, the length of the
-    metadata (a multiple of 8), and an offset within the metadata."""
+    """Whether ``head``, the first bytes of a file, begins like an Arrow IPC stream: with the mark of a message, the length of
+    the metadata (a multiple of 8), and an offset within the metadata."""
     length, offset = int.from_bytes(head[4:8], "little"), int.from_bytes(head[8:12], "little")
     return head[:4] == b"\xff\xff\xff\xff" and 0 < length < 2**31 and length % 8 == 0 and 0 < offset < length
 
@@ -79,7 +79,7 @@ def read_arrow(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
 
 
 def _require_end(source: Any, name: str) -> None:
-    """Refuse an Arrow stream without its end mark, which pyarrow would accept as complete, or with data after this mark."""
+    """Refuse an Arrow stream that lacks its end mark, which pyarrow would accept, or that has data after its end mark."""
     end = source.tell()
     source.seek(max(0, end - len(_STREAM_END)))
     if source.read(len(_STREAM_END)) != _STREAM_END:
@@ -91,8 +91,8 @@ def _require_end(source: Any, name: str) -> None:
 def read_parquet(file: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     """Yield the documents of a Parquet file, which must be seekable, one for each row.
 
-    Memory holds a batch of rows and one page of the file, not a row group. The writer chose the size of a page: about 1 MiB,
-    but pyarrow never puts less than 1,024 rows into one.
+    Memory holds a batch of rows and one page of the file, not a row group. The program that wrote the file chose the size of a
+    page: usually about 1 MiB, but pyarrow puts at least 1,024 rows into a page.
 
     Raises:
         UserError: pyarrow is not installed; the file is damaged; the column is absent, or holds no text.

@@ -14,26 +14,26 @@ _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary"
 
 
 class TextColumn:
-    """Reads the text column of one file's tables.
+    """Reads the documents in the text column of one Parquet or Arrow file.
 
     Args:
         schema: the pyarrow schema of the file. For the key "a.b", a column named "a.b" takes precedence over a field b of a.
         of: the file, with the key of the column.
 
     Raises:
-        UserError: There is no such column, or it holds neither strings nor bytes.
+        UserError: There is no such column, or the column has neither strings nor bytes.
     """
 
     path: list[str]
     """The name of the column and, if it is a struct, the names of the nested fields down to the text."""
 
     paths: list[list[str]]
-    """The paths of all columns that are read: ``path``, and perhaps others."""
+    """The paths of all columns to read: ``path``, and for conversations perhaps the columns beside the messages."""
 
     what = "text"
-    """What the column contains, for messages."""
+    """The content of the column, "text" or "messages", for error messages."""
     wanted = "the text must be strings"
-    """A clause about the types that can be read, for messages."""
+    """A clause about the types that the column may have, for error messages."""
 
     def __init__(self, schema: Any, of: SourceFile) -> None:
         self._of, self._rows, name, key = of, 0, of.name, of.key
@@ -49,7 +49,7 @@ class TextColumn:
             )
 
     def texts(self, batch: Any) -> Iterator[Piece]:
-        """Yield the documents of a record batch that has the column. Bytes are accepted if they are UTF-8.
+        """Yield the documents of a pyarrow record batch with the column, in pieces. Binary values must be UTF-8.
 
         Raises:
             UserError: A text is not UTF-8.
@@ -71,7 +71,7 @@ class TextColumn:
             yield from pieces_of(text)
 
     def values(self, batch: Any, path: list[str] | None = None) -> Any:
-        """The column of a record batch, or the nested field, that ``path`` names; None: `self.path`."""
+        """The column or nested field of a record batch that ``path`` names. None: the field that `self.path` names."""
         first, *fields = path or self.path
         column = batch.column(batch.schema.names.index(first))
         for field in fields:
@@ -79,7 +79,7 @@ class TextColumn:
         return column
 
     def _find(self, fields: Any, key: str) -> tuple[list[str], Any] | None:
-        """The path to ``key`` among the fields of a schema or a struct, and the type there; None if there is no such field."""
+        """The path of the field that ``key`` names in a schema or a struct, and the field's type; None if there is none."""
         types = {field.name: field.type for field in fields}
         first, dot, rest = key.partition(".")
         if key in types:
@@ -90,7 +90,7 @@ class TextColumn:
         return below and ([first, *below[0]], below[1])
 
     def is_wanted(self, kind: Any) -> bool:
-        """Whether values of this type are read."""
+        """Whether a column of the pyarrow type ``kind`` can be read."""
         return str(kind) in _TEXT_TYPES
 
     def _tree(self, fields: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _STARTS = {  # a zst file may start with a skippable frame
 
 
 _Codec: TypeAlias = tuple[Callable[[], Any], tuple[type[Exception], ...]]
-"""A function that makes a member's decompressor (with ``decompress``, ``eof``, ``unused_data``), and the errors it raises."""
+"""A function that makes a decompressor (with ``decompress``, ``eof``, ``unused_data``), and the errors it may raise."""
 
 
 def compression_of(head: bytes) -> str | None:
@@ -37,8 +37,8 @@ def decompressed(stream: BinaryIO, compression: str, *, name: str) -> BinaryIO:
         name: the file's name, for messages.
 
     Raises:
-        UserError: zstandard is not installed. Reading raises it if the file is damaged or truncated, or needs a window of more
-            memory than zstd allows by default.
+        UserError: zstandard is not installed. Reading also raises a UserError, if the file is damaged or truncated, or needs a
+            larger window than zstd allows by default.
     """
     return stream_of(_members(stream, *_codec(compression), name))
 
@@ -60,7 +60,7 @@ def _codec(compression: str) -> _Codec:
 
 def _members(stream: BinaryIO, new: Callable[[], Any], errors: tuple[type[Exception], ...], name: str) -> Iterator[bytes]:
     """Yield the decompressed content of all members of a stream, in order."""
-    member: Any = None  # the decompressor of a member that has begun
+    member: Any = None  # the decompressor of the member that is being read; None between members
     while rest := stream.read(_READ_BYTES):
         while rest:
             if member is None:

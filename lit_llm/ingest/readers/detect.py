@@ -1,4 +1,4 @@
-"""Detect the format of a file by its first bytes, and put these bytes back in front of the stream they were read from."""
+"""Detect the format of a file by its first bytes, and put these bytes back in front of the rest of the stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_llm.ingest.readers.plain_text import read_chunks, stream_of
 from lit_llm.ingest.shards import LAYOUTS
 
 HEAD_BYTES = 2**16
-"""Bytes at the start of a file that decide its format."""
+"""The number of bytes at the start of a file that decide its format."""
 
 _MOST_INVALID = 0.005  # share of the bytes: Latin-1 text in German or French has 1 to 4 %, damaged UTF-8 less than this
 _JSON_NAME = re.compile(r"\.(json|jsonl|jsonlines|ndjson)(\.(gz|bz2|xz|zst))?(\?…)?$", re.IGNORECASE)
@@ -28,8 +28,8 @@ _OBJECT = re.compile(
 _BEFORE_OBJECT = re.compile(rb"""[\s\x1e]*(?:[\[{"]|null\b|//|/\*)""")
 _AS_TEXT = ", or read it as plain text (--data.format text)"
 
-# Formats that are not read: the first bytes, and the rest of the message that begins with the file's name. `require_text`
-# refuses other binary files, which have NUL bytes or are not UTF-8.
+# Formats that cannot be read: a pattern of the first bytes, and the error message without the file's name at its start.
+# `require_text` refuses other binary files, which have NUL bytes or are not UTF-8.
 _REFUSALS: list[tuple[bytes, str]] = [
     (
         b"|".join(re.escape(magic.to_bytes(4, "little")) for magic in LAYOUTS),
@@ -52,13 +52,13 @@ _REFUSALS: list[tuple[bytes, str]] = [
 
 
 def detect(head: bytes, *, name: str) -> str:
-    """The format of a file ("parquet", "arrow", "tar", "jsonl" or "text") by ``head``, its first ``HEAD_BYTES`` or all of it.
+    """Detect a file's format ("parquet", "arrow", "tar", "jsonl" or "text") in ``head``, its first ``HEAD_BYTES`` bytes.
 
     Args:
         name: the file's name, for messages.
 
     Raises:
-        UserError: The file holds no text, or holds it in a format that is not read.
+        UserError: The file has no text, or has a format that cannot be read.
     """
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -74,10 +74,10 @@ def detect(head: bytes, *, name: str) -> str:
 
 
 def require_text(head: bytes, *, name: str) -> None:
-    """Refuse content that is binary or in an encoding other than UTF-8.
+    """Check that ``head``, bytes of a file, are UTF-8 text.
 
     Raises:
-        UserError: ``head`` is such content.
+        UserError: ``head`` is binary, or text in another encoding than UTF-8.
     """
     for encoding, marks in (("UTF-32", (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)), ("UTF-16", (b"\xff\xfe", b"\xfe\xff"))):
         if head.startswith(marks):
@@ -85,17 +85,17 @@ def require_text(head: bytes, *, name: str) -> None:
     invalid = len(head) - len(head.decode("utf-8", "ignore").encode())
     if b"\0" in head:
         raise UserError(f"{name} is binary, it holds NUL bytes: leave it out, or read it as it is (--data.format text).")
-    if invalid > max(3, _MOST_INVALID * len(head)):  # 3: a character that the end of a head cuts
+    if invalid > max(3, _MOST_INVALID * len(head)):  # 3: the end of ``head`` may cut a character
         raise UserError(
             f"{name} is not UTF-8: convert it with iconv -f ITS_ENCODING -t UTF-8, leave it out if it is binary{_AS_TEXT}."
         )
 
 
 def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterator[Piece]:
-    """Yield the pieces as they are. `require_text` checks each, so that a file that begins as text must go on as text.
+    """Yield the pieces unchanged, after `require_text` has checked each: a file that begins as text must go on as text.
 
     Args:
-        start: the position of the first piece in the text, in bytes.
+        start: the position of the first piece in the file, in bytes.
 
     Raises:
         UserError: `require_text` refuses a piece.
@@ -107,7 +107,7 @@ def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterat
 
 
 def _kind_of_text(head: bytes, name: str) -> str:
-    """The format of UTF-8 text, "text" or "jsonl". Damaged JSON counts as jsonl, so that its reader says what is wrong."""
+    """The format of UTF-8 text: "text" or "jsonl". Damaged JSON counts as "jsonl", so that the JSONL reader reports it."""
     if (table := _TABLE_NAME.search(name)) is not None:
         options = "newlines_in_values=True" if table[1].lower() == "c" else r'delimiter="\t", quote_char=False'
         read = f"c.read_csv(sys.argv[1], parse_options=c.ParseOptions({options}))"
@@ -125,7 +125,7 @@ def _kind_of_text(head: bytes, name: str) -> str:
 
 
 def read_head(stream: BinaryIO) -> bytes:
-    """The first ``HEAD_BYTES`` of ``stream``, or all if it is shorter, also if single reads return less than they are asked."""
+    """Read the first ``HEAD_BYTES`` bytes of ``stream``, or all bytes of a shorter stream, with as many reads as needed."""
     parts, missing = [], HEAD_BYTES
     while missing and (part := stream.read(missing)):
         parts.append(part)

@@ -24,19 +24,19 @@ from lit_llm.ingest.source import Source
 class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
     """Reads the documents of a file in pieces. The content decides the format, not the file's name.
 
-    It is a context manager, and can be iterated over once. An empty file has no document.
+    A reader is a context manager, and can be iterated over once. An empty file has no document.
 
     Args:
         settings: the format and the key of the text.
-        start: the first byte to read. It is above 0 only for plain text on this machine that is not compressed.
-        stop: the byte after the last one to read. None: the file is read to its end.
+        start: the first byte to read. Above 0 only for plain text on this machine that is not compressed.
+        stop: the byte after the last byte to read. None: the file is read to its end.
 
     Raises:
-        UserError: The file cannot be read, is damaged, holds no text, or contradicts ``settings``. Iteration raises it, too.
+        UserError: The file cannot be read, is damaged, has no text, or contradicts ``settings``. Iteration may raise this, too.
     """
 
     format: str
-    """text, jsonl, parquet, arrow, tar, or hub for a shard of a dataset of the Hugging Face hub."""
+    """The detected format: text, jsonl, parquet, arrow, tar, or hub for a shard of a dataset of the Hugging Face hub."""
 
     is_plain_text: bool = False
     """Whether the file is text that is not compressed, so that it can be read in part."""
@@ -58,7 +58,7 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
 
     @property
     def position(self) -> int:
-        """Bytes of the source that have been read."""
+        """The number of bytes of the source that have been read, compressed bytes if the source is compressed."""
         if self._of.fraction is None:
             return self._file.tell()
         return round(self._of.fraction * self._source.size)
@@ -104,7 +104,8 @@ class DocumentReader(contextlib.AbstractContextManager["DocumentReader"]):
         return self._rows(read_arrow, None if seekable and self._source.is_local else stream)
 
     def _rows(self, read: Callable[..., Iterator[Piece]], stream: BinaryIO | None) -> Iterator[Piece]:
-        """Yield the documents of a table. A ``stream``, which cannot seek, is first copied to a temporary file."""
+        """Yield the documents of a Parquet or Arrow file with ``read``. ``stream``: the content of a file that cannot seek,
+        which is copied to a temporary file first; None: the file can seek."""
         file = self._file
         if stream is not None:
             file = cast(BinaryIO, self._opened.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115 - closed with the reader

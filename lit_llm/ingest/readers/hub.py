@@ -1,7 +1,7 @@
-"""Datasets of the Hugging Face hub by name, through the package `datasets`: listed as shards and streamed.
+"""Read datasets of the Hugging Face hub by name, with the package `datasets`, which lists their shards and streams the rows.
 
 A name is `hub:OWNER/NAME?name=CONFIG&split=SPLIT&revision=REVISION`; the split is `train` if none is given. In place of
-OWNER/NAME there may be a local folder, which `datasets` reads in its own way.
+OWNER/NAME there may be a local folder, which `datasets` reads by its own rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHARD = re.compile(r"#shard=(\d+)$")
 
 @dataclasses.dataclass(frozen=True)
 class _Name:
-    """The parts of a dataset's name; None: a part is not given."""
+    """Record of the parts of the name of a dataset on the hub. A part that the user left out is None."""
 
     dataset: str
     config: str | None
@@ -79,7 +79,7 @@ def list_hub(pattern: str) -> list[Source]:
 
 
 def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
-    """Yield the documents of one shard, in pieces. ``of.fraction`` stays 0, as the share that has been read is not known.
+    """Yield the documents of one shard, in pieces. ``of.fraction`` stays 0, because the share of rows read is not known.
 
     Raises:
         UserError: The dataset cannot be read, has changed since it was listed, or has no text under the key.
@@ -102,14 +102,14 @@ def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
 
 
 def _commit(name: _Name) -> str:
-    """The present commit of a dataset, from one request: the package `datasets` would try six times in half a minute."""
+    """The hash of a dataset's present commit, from a single request: `datasets` would try six times in half a minute."""
     hub = need("huggingface_hub", what=str(name))
     with one_sentence(str(name)):
         return str(hub.HfApi().dataset_info(name.dataset, revision=name.revision, timeout=_ANSWER_SECONDS).sha)
 
 
 def _open(name: _Name) -> tuple[Any, str, int]:
-    """The stream of a split, a version that differs if the data differ, and the size in bytes, 0 if it is not known."""
+    """The streaming dataset of a split; a version, which changes with the data; and the size in bytes, 0 if not known."""
     return _load(name) if name.folder else _load_once(name)
 
 
@@ -143,7 +143,7 @@ _load_once = functools.lru_cache(maxsize=8)(_load)  # at a fixed commit, nothing
 
 
 def _datasets(name: _Name) -> ModuleType:
-    """The package `datasets`, kept from importing torch, which would take 180 MB in each worker."""
+    """Import the package `datasets` without torch, which would take 180 MB of memory in each worker."""
     before = os.environ.get("USE_TORCH")
     os.environ["USE_TORCH"] = "0"
     try:

@@ -1,4 +1,4 @@
-"""The types that a reader receives and returns. A reader returns text in pieces, so that long text takes bounded memory."""
+"""The types that the readers of formats take and return. A reader yields text in pieces, so that memory is bounded."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import NamedTuple
 from lit_llm.core.errors import UserError
 
 PIECE_BYTES = 2**18
-"""About the size of a piece. Documents are cut at places where no tokenizer makes a token of both sides, if there are any."""
+"""The approximate size of a piece in bytes. If possible, documents are cut where no token can contain text of both sides."""
 
 
 class Piece(NamedTuple):
-    """A part of a document, or all of it. The pieces of a document follow each other."""
+    """Record of a part of a document, or a whole document. Readers yield the pieces of a document in order."""
 
     text: bytes
-    """The text of the piece in UTF-8. A plain text file may hold invalid bytes, which are passed on as they are."""
+    """The text of the piece in UTF-8. Invalid bytes of a plain text file are passed on unchanged."""
     last: bool
     """Whether the document ends with this piece."""
 
 
 @dataclass
 class SourceFile:
-    """A file while it is read: the settings that a reader receives, and the counts that it reports beside the documents."""
+    """Record of a file that is being read: the settings for the reader, and the counts that the reader updates."""
 
     name: str
     """The file's name, for messages."""
@@ -33,7 +33,7 @@ class SourceFile:
     skipped: int = 0
     """Number of documents so far whose text is null or empty."""
     fraction: float | None = None
-    """Share of the file that has been read. None: it follows from the position in the file."""
+    """The share of the file that has been read, from 0 to 1. None: the position in the file says how much has been read."""
 
 
 FORMATS = ("text", "jsonl", "parquet", "arrow", "tar")
@@ -41,7 +41,7 @@ FORMATS = ("text", "jsonl", "parquet", "arrow", "tar")
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """How to read files.
+    """The settings with which files are read: format, and the key of the text or of the messages.
 
     Raises:
         UserError: A value is not allowed.
@@ -52,7 +52,7 @@ class ReadSettings:
     text_key: str = "text"
     """The key or column that holds the text. Dots lead into objects: ``meta.body``. A key "meta.body" itself comes first."""
     messages: bool = False
-    """Whether documents are conversations: the key then holds a list of messages, and a document is the JSON of the list."""
+    """Whether documents are conversations. If so, the key has a list of messages, and a document is the JSON of this list."""
 
     def __post_init__(self) -> None:
         if self.format not in ("auto", *FORMATS):
@@ -62,5 +62,5 @@ class ReadSettings:
             raise UserError(f"{what}_key is empty: give the key or column that holds the {what} (--data.{what}_key).")
 
     def identity(self) -> list[str]:
-        """Values for a cache key: they differ if a file can be read in another way."""
+        """Values for a cache key. The values of two settings differ if a file can have other documents."""
         return [self.format, self.text_key, *(["messages"] if self.messages else [])]

@@ -1,4 +1,4 @@
-"""JSONL: each line is an object. Memory holds one line."""
+"""Read documents from JSONL, in which each line is a JSON object. Memory holds one line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lit_llm.ingest.readers.text_value import text_in, type_name
 
 
 def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece]:
-    """Yield the documents of a JSONL file: texts or conversations. Blank lines are ignored.
+    """Yield, in pieces, the documents of a JSONL file: texts or conversations. Blank lines are ignored.
 
     Args:
-        hint: for messages: how to read the file as plain text if it only looks like JSONL. It may be empty.
+        hint: the end of error messages: how to read the file as plain text if it only looks like JSONL. May be empty.
 
     Raises:
-        UserError: A line is not a JSON object, lacks the key, or has neither a string nor a conversation under it.
+        UserError: A line is not a JSON object, lacks the key, or has neither a string nor a conversation under the key.
     """
     for number in itertools.count(1):
         if not (line := stream.readline()):
@@ -44,7 +44,7 @@ def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str
 
 
 def parse_object(content: bytes, of: SourceFile, where: str, hint: str = "") -> dict[str, Any]:
-    """The object that ``content`` holds as JSON. `text_in` describes ``where`` and ``hint``.
+    """Parse ``content``, the JSON of an object, and return the object. `text_in` describes ``where`` and ``hint``.
 
     Raises:
         UserError: ``content`` is not UTF-8, or not the JSON of an object.

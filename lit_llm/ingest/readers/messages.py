@@ -1,5 +1,5 @@
-"""Conversations in JSONL and tables. The document of a conversation is the JSON of the list of its messages. If the record has
-keys of ``BESIDE``, it is the JSON of an object with "messages" and these keys.
+"""Read conversations from JSONL and tables. The document of a conversation is the JSON of the list of its messages. If a record
+has keys of ``BESIDE``, its document is the JSON of an object with "messages" and these keys.
 
 A record of JSONL with "chosen" and "rejected" is a preference pair. Its document is the JSON of an object with "messages" (the
 prompt), "chosen" and "rejected", each a list of messages.
@@ -18,14 +18,14 @@ from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.text_value import MISSING, find, keys_of, missing_key, type_name, utf8
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
-"""The roles that a message may have: those that published chat templates know."""
+"""The roles that a message may have: the roles that published chat templates know."""
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _KEY = "messages"
 
 BESIDE = {"tools": list, "documents": list, "chat_template_kwargs": dict}
-"""Keys of a record, beside its messages, whose values the chat template gets, and the types of the values."""
+"""Key of a record beside its messages → the type of its value. The chat template gets these values."""
 _LOST = ("system", "functions")
-"""Keys beside the messages that other formats have. A record with one is refused, because no template gets its value."""
+"""Keys that other formats have beside the messages. A record with such a key is refused, because no template gets its value."""
 _PAIR = {"chosen", "rejected"}
 _QUESTIONS, _ANSWERS = ("prompt", "instruction", "question", "query"), ("response", "output", "completion", "answer")
 """Keys of the texts in data whose records are one question and one answer."""
@@ -33,7 +33,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class MessagesColumn(TextColumn):
-    """The column of a table that holds conversations."""
+    """Reads the conversations in one column of a Parquet or Arrow file, and the columns named in ``BESIDE``, such as tools."""
 
     what = _KEY
     wanted = "conversations must be lists of messages"
@@ -59,7 +59,7 @@ class MessagesColumn(TextColumn):
 
 
 def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
-    """Yield the conversation of a record as one piece. ``key`` leads to the messages, ``where`` names the record in messages.
+    """Yield the conversation of a record as one piece. ``key``: the messages' key; ``where``: the record's name in errors.
 
     Raises:
         UserError: The record has no valid conversation under the key.
@@ -86,7 +86,7 @@ def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, wher
 
 
 def _conversion(record: dict[str, Any]) -> str:
-    """A clause on how to make messages of the record's question and answer; empty if the record has no such texts."""
+    """A clause for an error: how to convert the record's question and answer to messages; "" if the record lacks such texts."""
     texts = [name for name, value in record.items() if isinstance(value, str)]
     question, answer = (next((name for name in names if name in texts), None) for names in (_QUESTIONS, _ANSWERS))
     if question is None or answer is None or any(record.get(name) for name in ("system_prompt", "history", *_LOST)):
@@ -99,8 +99,8 @@ def _conversion(record: dict[str, Any]) -> str:
 
 
 def _pair(record: dict[str, Any], where: str) -> dict[str, Any]:
-    """The messages of a preference pair: of the prompt and of each answer. If "chosen" and "rejected" are whole conversations,
-    the prompt is their common start."""
+    """A preference pair as {"messages": the prompt, "chosen": …, "rejected": …}, each a list of messages. If the record's
+    "chosen" and "rejected" are whole conversations, the prompt is their common start."""
     values = []
     for name in ("chosen", "rejected"):
         value = record.get(name)
@@ -137,7 +137,7 @@ def _as_messages(value: str | list[Any], role: str, where: str) -> list[dict[str
 
 
 def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """The values of the keys ``BESIDE``, which lie beside ``key``. JSON text, which tables often have, becomes its value."""
+    """The record's values of the keys ``BESIDE`` that are on the same level as ``key``. A value that is JSON text is parsed."""
     while key not in record:
         first, _, key = key.partition(".")
         record = record[first]
@@ -158,7 +158,7 @@ def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
-    """Check a message, and return it with "role", "content" and perhaps other keys. ShareGPT's keys and roles are renamed."""
+    """Check a message, and return a copy with "role", "content" and perhaps other keys. Keys of ShareGPT are renamed."""
     if not isinstance(value, dict):
         raise UserError(f"{where} is {type_name(value)}, but must be an object with role and content.")
     message = {key: one for key, one in value.items() if one is not None}  # templates expect no key instead of null
@@ -184,10 +184,10 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def without_null(value: Any, *, within: bool = False) -> Any:
-    """A row of a table without the nulls in its lists of messages: a table has null where a message lacks a key.
+    """A copy of ``value`` without keys whose value is null, inside lists: a table has a null where a message lacks a key.
 
     Args:
-        within: whether ``value`` is inside such a list, or below a key of ``BESIDE``, so that its nulls are removed.
+        within: whether ``value`` is inside a list, or below a key of ``BESIDE``, where such keys are removed, too.
     """
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not within or one is not None}

@@ -1,4 +1,4 @@
-"""Plain text: a file, or a range of it, is one document. Documents of all formats are cut into pieces here."""
+"""Read plain text, where a file or a range of its bytes is one document; and cut documents of all formats into pieces."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lit_llm.ingest.readers.interface import Piece
 
 # A newline between two words. No pre-tokenizer in use joins text across it, so cutting there changes no token.
 _SAFE_CUT = re.compile(rb"\S\n(?=\S)")
-# Indented text has no such place. Nearly all pre-tokenizers also start a new word at a single space between two letters.
+# Indented text has no newline between two words. Nearly all pre-tokenizers also start a word at a space between two letters.
 _WORD_CUT = re.compile(rb".*[A-Za-z](?= [A-Za-z])", re.DOTALL)
 
 
 def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the rest of ``stream`` in chunks."""
+    """Yield the rest of ``stream`` in chunks of at most ``PIECE_BYTES``."""
     while chunk := stream.read(interface.PIECE_BYTES):
         yield chunk
 
@@ -46,7 +46,7 @@ def stream_of(chunks: Iterator[bytes]) -> BinaryIO:
 
 
 def without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the chunks without a byte order mark at the start."""
+    """Yield ``chunks``, the content of a file, without a UTF-8 byte order mark at the start."""
     yield next(chunks, b"").removeprefix(codecs.BOM_UTF8)
     yield from chunks
 
@@ -111,8 +111,8 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _cut(text: bytes) -> int:
-    """The byte at which to cut ``text``, after which the document goes on: as late as possible, but where no tokenizer joins
-    text, if there is such a place."""
+    """The byte position at which to cut ``text``, after which the document goes on: the last position in ``text`` that no token
+    can span; without one, a line end or a character's start near the end."""
     window = max(0, len(text) - 2**16)  # far enough back to contain a line end
     safe = None
     for match in _SAFE_CUT.finditer(text, window):

@@ -1,4 +1,4 @@
-"""WebDataset: a tar of samples. The files of a sample follow each other and share a name up to the first dot."""
+"""Read documents from WebDataset tars. The files of a sample follow each other and have the same name up to the first dot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lit_llm.ingest.readers.interface import Piece, SourceFile
 from lit_llm.ingest.readers.jsonl import document_of, parse_object
 from lit_llm.ingest.readers.plain_text import cut_pieces, read_chunks, without_mark
 
-_MOST_EXTENSIONS = 10  # in a message
+_MOST_EXTENSIONS = 10  # the most file extensions that a message names
 
 
 def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
-    """Yield the documents of a tar, in the order of its files.
+    """Yield the documents of a tar, in pieces, in the order of its files.
 
-    Each .txt file is a document. A sample without .txt files has its text in its .json files, under the key. Other files of a
-    sample with text are ignored, as are hidden files. A link is refused, because a stream cannot go back to the linked file.
+    Each .txt file is a document. A sample without .txt files has its text in its .json files, under the key. All other files of
+    such samples are ignored, and hidden files. A link is refused, because a stream cannot go back to the linked file.
 
     Raises:
         UserError: The tar is damaged, a sample has no text, or its JSON has no string under the key.
@@ -79,7 +79,7 @@ def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
 def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:
     """Yield a tar's files that are not hidden: path up to the first dot of the file's name, rest of the name, and content."""
     blocks = _Blocks(stream)
-    # One block at a time, so that the last one read is the one that ended the archive.
+    # tarfile reads one block at a time, so that the last block read is the block that ended the archive.
     tar = tarfile.open(fileobj=cast(BinaryIO, blocks), mode="r|", bufsize=tarfile.BLOCKSIZE)  # noqa: SIM115 - no file
     while (member := tar.next()) is not None:
         tar.members = []  # type: ignore[attr-defined]  # it would keep them all
@@ -101,7 +101,7 @@ def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]
 
 
 class _Blocks:
-    """A stream that remembers the bytes of the last read."""
+    """A wrapper of a binary stream. Its attribute ``last`` has the bytes of the latest call of ``read``."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.last = stream, b""

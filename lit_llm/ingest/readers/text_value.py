@@ -1,4 +1,4 @@
-"""Find the value that a key leads to in a record, and say what is wrong if there is no such value or it is not a text."""
+"""Find the value under a key of a record, and make the error for a missing key or a value that is not text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lit_llm.core.errors import UserError
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_MOST_KEYS = 20  # in a message
+_MOST_KEYS = 20  # the most keys that a message names
 
 MISSING = object()
 
@@ -17,10 +17,10 @@ _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "true or f
 
 
 def find(value: dict[str, Any], key: str) -> Any:
-    """The value under ``key``. If there is no such key, dots in it lead into nested objects: "a.b" is key b of a.
+    """The value under ``key`` in an object. Without such a key, dots lead into nested objects: "a.b" is key b of object a.
 
     Returns:
-        The value, None if the dots lead into a null, or ``MISSING`` if there is no such key.
+        The value; None if one of the nested objects is null; ``MISSING`` if there is no such key.
     """
     if key in value:
         return value[key]
@@ -37,11 +37,11 @@ def text_in(record: dict[str, Any], key: str, *, where: str, hint: str = "") -> 
     """The text under ``key`` of a record as UTF-8; empty if the value is null.
 
     Args:
-        where: names the record in messages: "FILE line 3".
-        hint: for messages: how to read the file as plain text if it only looks like JSON. It may be empty.
+        where: the name of the record in errors: "FILE line 3".
+        hint: the end of error messages: how to read the file as plain text if it only looks like JSON. May be empty.
 
     Raises:
-        UserError: There is no such key, or its value is not a string.
+        UserError: There is no such key, or the value under the key is neither a string nor null.
     """
     value = find(record, key)
     if value is MISSING:
@@ -52,7 +52,7 @@ def text_in(record: dict[str, Any], key: str, *, where: str, hint: str = "") -> 
 
 
 def keys_of(value: dict[str, Any], key: str) -> list[str]:
-    """The keys that a user could give instead of ``key``, for a message; keys of nested objects are written with dots."""
+    """The keys of object ``value`` that a user could give instead of ``key``. A key of a nested object is written "a.b"."""
     first, dot, rest = key.partition(".")
     inner = value.get(first)
     below = [f"{first}.{name}" for name in keys_of(inner, rest)] if dot and isinstance(inner, dict) else []
@@ -86,13 +86,15 @@ def missing_key(
     """The error for a record at ``where`` that has ``keys``, but not ``key``.
 
     Args:
-        kind: what the record has: "key" or "column".
-        what: what is sought under the key: "text" or "messages".
-        hint: how to read the file as plain text if it only looks like JSON; the end of the message. It may be empty.
-        mend: what the user is told to do. Empty: the user is told to name another key.
+        kind: "key" for a record of JSON, "column" for a table.
+        what: the content that the key should have: "text" or "messages".
+        hint: the end of the message: how to read the file as plain text if it only looks like JSON. May be empty.
+        mend: the advice to the user. Empty: the advice is to name another key.
     """
     names = list(keys)
     shown = ", ".join(names[:_MOST_KEYS]) + (f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else "")
     has = f"it has {shown}" if names else "it has none"
     mend = mend or f"name the {kind} that holds the {what} (--data.{what}_key)"
+    if what == "text" and {"messages", "conversations"} & set(names):
+        mend += ", or prepare conversations with --chat_template auto (docs/chat.md)"
     return UserError(f"{where} has no {kind} {key!r}, {has}: {mend}{hint}.")

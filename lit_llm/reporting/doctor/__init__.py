@@ -1,1 +1,1 @@
-"""Reads a run and says what is wrong with it."""
+"""`doctor`: rules that find mistakes in a run's settings, data, losses, gradients and speed from its logged curves."""

@@ -1,4 +1,4 @@
-"""A run as a file that can be sent to somebody: rows and settings, without text, weights, names and paths."""
+"""Write and read a case file: a run's logged rows and settings, without text, weights, names and paths, to send to others."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lit_llm.reporting.doctor.observed import Observed
 from lit_llm.runs.loaded_run import Series
 
 _KEPT = {"precision", "strategy", "loss", "norm", "norm_position", "mlp", "position", "router", "packing", "ns_method"}
-"""The last parts of the keys of settings whose text stays in the file. Names of classes stay, too."""
+"""Last parts of the keys of settings whose text stays in a case file. Names of classes stay, too."""
 _LEFT_OUT = {"run_dir", "trainer.logger", "samples", "data.init_args.sources"}
 _KEY = re.compile(r"[a-z_0-9]{1,40}")
 _OURS = ("lit_llm.", "torch.", "lightning.")
 
 
 def case_text(run: Observed, findings: list[str]) -> str:
-    """The content of a case file: rows and settings of the run, and `findings`, the names of its findings."""
+    """Return the JSON text of a case file: the run's rows and settings, and `findings`, the names of findings about the run."""
     rows = {
         tag: [list(series.steps), list(series.values)]
         for tag, series in run.scalars.items()
-        if tag.startswith("health/") or tag.count("/") < 2  # a third part may be the name of a source
+        if tag.startswith("health/") or tag.count("/") < 2  # a third part may be the name of a data source
     }
     case = {"findings": findings, "first_steps": list(run.first_steps), "config": _plain(run.config), "rows": rows}
     return json.dumps(case, default=lambda value: None)
 
 
 def read_case(path: Path) -> Observed:
-    """Read the run of a case file.
+    """Return the run that the case file `path` describes.
 
     Raises:
         UserError: The file is no case file.
@@ -49,8 +49,8 @@ def read_case(path: Path) -> Observed:
 
 
 def _plain(value: Any, key: str = "") -> Any:
-    """The settings without those in `_LEFT_OUT`. A text becomes null, unless `_KEPT` has its setting or it names a class of
-    ours, torch or Lightning. `key`: the dotted key of `value`.
+    """Return a setting's value without private content: keys in `_LEFT_OUT` are removed, and texts become None, except texts of
+    settings in `_KEPT` and names of classes of lit_llm, torch or Lightning. `key`: the dotted key of `value`.
     """
     if isinstance(value, dict):
         inner = {str(name): f"{key}.{name}" if key else str(name) for name in value if _KEY.fullmatch(str(name))}

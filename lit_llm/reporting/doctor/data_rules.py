@@ -1,4 +1,4 @@
-"""Rules about batches, targets and text."""
+"""Rules of `doctor` about batches, targets and text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
 _TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validation-targets-unrelated")
-"""Findings that follow from wrong targets."""
+"""Names of findings that follow from wrong targets."""
 
 
 def _are_inputs(run: Observed, tag: str, where: str) -> str | None:
-    """A sentence if the targets are the inputs `where`, as the curve `tag` measures, instead of the next inputs; else None."""
+    """Return a sentence if over 95 % of the targets equal some input, by the curve `tag`, and fewer than 90 % equal the next
+    input; else None. `where`: words that say which input the curve is about."""
     share, shifted = run.median(tag), run.median("health/shifted_targets")
     return f"{share:.1%} of the targets are the input {where}" if share > 0.95 and shifted < 0.9 else None
 
@@ -99,11 +100,11 @@ def one_token_dominates(run: Observed) -> str | None:
     explains=(*SLOW, "loss-too-low", "one-token-dominates", "validation-other-text"),
 )
 def unknown_tokens(run: Observed) -> str | None:
-    share = run.last("health/unknown_tokens", 0.0)  # a tokenizer without such a token has no curve
+    share = run.last("health/unknown_tokens", 0.0)  # a tokenizer without an unknown token logs no curve
     return f"{share:.1%} of the inputs are the unknown token" if share > 0.02 else None
 
 
-@warning.likely(  # every input but the first was the target of the one before it
+@warning.likely(  # every input but the first was the target of the input before it
     "a token of the text never is a target that counts: a mask takes it for padding, or leaves it out",
     "give padding an id of its own; look at the targets of a decoded batch (`check --show 2`)",
     "health/unlearned_inputs",
@@ -152,7 +153,7 @@ def ranks_share_data(run: Observed) -> str | None:
 def future_leak(run: Observed) -> str | None:
     changes = run.values("health/future_leak", least=1)
     leaks = [change for change in changes if change > 0.02]
-    # Some leaks show at some places only. Rounding may send a token to other experts, whose logits then differ.
+    # Some leaks appear at some positions only. Rounding may send a token to other experts, so that its logits differ.
     few = len(changes) / (2 if run.setting("model.moe") else 10)
     if len(leaks) < max(min(2, len(changes)), few):
         return None
@@ -207,11 +208,12 @@ def _has_chats(run: Observed) -> bool:
 
 
 def _repeated(run: Observed, tag: str) -> list[tuple[float, float]]:
-    """(passes over the data since the launch, share of text that occurred before) of each row in the first pass of a launch."""
+    """Return (passes over the data since its launch began, share of repeated text, logged as `tag`) for each row in the first
+    pass of a launch."""
     if run.passes is None:
         raise Unjudged("setup/train_tokens")
     launches = [(step - run.start_of_launch(step), value) for step, value in run.finite(tag, least=1) if step > 1]
-    rows = [(run.passes_at(steps) or 0.0, value) for steps, value in launches]  # each launch counts anew
+    rows = [(run.passes_at(steps) or 0.0, value) for steps, value in launches]  # each launch counts repeats from zero
     return [(passes, value) for passes, value in rows if passes < 1]
 
 
@@ -259,7 +261,7 @@ def duplicated_data(run: Observed) -> str | None:
 )
 def validation_in_training(run: Observed) -> str | None:
     share = run.last("health/validation_overlap")
-    passes = run.passes_at(run.step - run.start_of_launch(run.step))  # each launch counts anew
+    passes = run.passes_at(run.step - run.start_of_launch(run.step))  # each launch counts overlaps from zero
     if not passes:
         raise Unjudged("setup/train_tokens")
     # Code repeats lines. With documents split at random, 11 % of the spans of Python's library (48 bytes) occur in a tenth of a
@@ -303,12 +305,12 @@ def data_damaged(run: Observed) -> str | None:
     "health/untouched_embeddings",
 )
 def vocabulary_unused(run: Observed) -> str | None:
-    if not run.from_scratch:  # an import brings its own
+    if not run.from_scratch:  # imported weights bring their own vocabulary
         return None
     shares, size = run.finite("health/untouched_embeddings", least=1), run.last("setup/vocab_size")
     if (each_step := run.tokens_per_step) is None:
         raise Unjudged("progress/tokens")
-    step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts anew
+    step, share = min(shares, key=lambda point: (point[1], -point[0]))  # each launch counts used embeddings from zero
     tokens = (step - run.start_of_launch(step)) * each_step
     largest = max(run.values("health/largest_id", 0), default=0.0)
     if largest in (255, 65535) and size > 1.5 * largest and tokens > 20 * largest:  # largest numbers of 8 and of 16 bits

@@ -1,8 +1,9 @@
-"""Reads a run folder, ours or that of any module that logs with our callbacks, and applies all rules to it."""
+"""Read a run folder, of lit_llm or of any module that logs with lit_llm's callbacks, and apply all rules of `doctor`."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from lit_llm.reporting.doctor.case_file import read_case
 from lit_llm.reporting.doctor.finding import SURE, Finding, Rule
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 from lit_llm.runs.loaded_run import LoadedRun
+from lit_llm.runs.lock import sign_of_life
 from lit_llm.runs.plan_record import recorded_launches
 from lit_llm.runs.run_folder import CONFIG
 
@@ -37,16 +39,17 @@ _FILES = (
     data_rules, setting_rules, optimizer_rules, expert_rules, preference_rules, validation_rules, loss_rules, speed_rules,
 )  # fmt: skip
 RULES = tuple(each for file in _FILES for each in vars(file).values() if isinstance(each, Rule))
-"""All rules. Findings keep this order where nothing else decides which comes first."""
+"""All rules. Findings that are otherwise equally important are in this order."""
 
 
 def diagnose(run: Observed) -> list[Finding]:
-    """The findings about a run: those that follow from others come last; within both groups, by severity, then by `SURE`."""
+    """Return the findings about a run. Findings that follow from other findings are last; otherwise the order is by severity,
+    the worst first, then by how sure the cause is, the surest first."""
     return examine(run)[0]
 
 
 def examine(run: Observed) -> tuple[list[Finding], dict[str, list[str]]]:
-    """(the findings that `diagnose` returns; curve that the run lacks → names of the rules that could not judge without it)."""
+    """Return (findings in the order of `diagnose`, {missing curve: names of the rules that cannot judge without the curve})."""
     evidence, unjudged = dict[Rule, str](), dict[str, list[str]]()
     for rule in RULES:
         try:
@@ -61,17 +64,17 @@ def examine(run: Observed) -> tuple[list[Finding], dict[str, list[str]]]:
 
 
 MOST_BYTES = 2 * 10**9
-"""Training data of up to this many bytes are compared with their hashes by default. That takes some seconds."""
+"""By default, training data of up to MOST_BYTES bytes are compared with their hashes, which takes some seconds."""
 
 
 def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed, list[str]]:
-    """(the run of a folder, or of a file of `doctor --report`; sentences about what could not be read).
+    """Return (the run in `folder`, or in a case file of `doctor --report`; sentences about files that could not be read).
 
     Args:
-        check_data: whether to compare the shards of the training data with their hashes. None: if they have at most 2 GB.
+        check_data: whether to compare the shards of the training data with their hashes. None: if the shards have at most 2 GB.
 
     Raises:
-        UserError: The folder does not exist, or has neither settings nor rows; or the file is none of `doctor --report`.
+        UserError: The folder does not exist, or has neither settings nor logged rows; or the file is no case file.
     """
     if folder.is_file():
         return read_case(folder), []
@@ -82,6 +85,12 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
     if not config and not run.scalars:
         raise UserError(f"{folder} is not a run folder: it has neither {CONFIG} nor logged rows (--run)")
     notes = [f"{said}." for said in loaded.unread]
+    if said := sign_of_life(folder):
+        last = max((series.times[-1] for series in loaded.scalars.values()), default=None)
+        row = "" if last is None else f" The newest row is {max(0.0, time.time() - last):,.0f} s old."
+        notes.append(f"{said}.{row}")
+    elif (launches := recorded_launches(folder)) and launches[-1].get("ended", "") is None:
+        notes.append("The last start of `fit` recorded no end: an error or a second Ctrl-C ended it (its output says why).")
     if not config:
         notes.append(f"There is no {CONFIG}: rules about settings are left out.")
     if not run.scalars:
@@ -102,7 +111,8 @@ def read_run(folder: Path, *, check_data: bool | None = None) -> tuple[Observed,
 
 
 def _question(template: Path) -> tuple[bool, bool] | None:
-    """`Observed.question` by the chat template that `fit` has copied into the run folder; None if it is missing or fails."""
+    """Return `Observed.question` for the file `template`, the copy of the chat template in the run folder. None: the file is
+    missing, or the template fails."""
     if not template.is_file():
         return None
     try:
@@ -113,13 +123,13 @@ def _question(template: Path) -> tuple[bool, bool] | None:
 
 
 def observed(run: LoadedRun) -> Observed:
-    """A run as the rules see it: its rows and settings. Its training data are not compared with their hashes."""
+    """Return the rows, settings and launches of a run, for the rules. Its training data are not compared with their hashes."""
     first_steps = [step for launch in recorded_launches(run.path) if isinstance(step := launch.get("first_step"), int)]
     return Observed(run.scalars, run.config, first_steps)
 
 
 def data_shards(config: dict[str, Any]) -> list[tuple[Path, str]]:
-    """The shards that a run's data settings name, with the hashes in their manifests; empty for data that are no shards."""
+    """Return (path, hash in the manifest) of each token shard in the folders that a run's data settings name."""
     named = [value for key, value in leaves(config) if key.startswith("data.") and "tokenizer" not in key]
     words = {word for value in named for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)}
     shards = []
@@ -134,7 +144,7 @@ def data_shards(config: dict[str, Any]) -> list[tuple[Path, str]]:
 
 
 def _folder(word: str) -> Path | None:
-    """The folder that a setting names, or the folder of the file that it names; None if the word cannot be a path."""
+    """Return the path `word` if it is a folder, otherwise its parent folder. None: `word` cannot be a path."""
     try:
         path = Path(word).expanduser()
         return path if path.is_dir() else path.parent
@@ -143,7 +153,7 @@ def _folder(word: str) -> Path | None:
 
 
 def damages(shards: Sequence[tuple[Path, str]]) -> list[str]:
-    """`shards`: (file, expected hash). Returns a sentence for each file that cannot be read or has another hash."""
+    """Return a sentence for each file that cannot be read or has another hash. `shards`: (file, expected hash) pairs."""
     sentences = []
     for path, expected in shards:
         try:

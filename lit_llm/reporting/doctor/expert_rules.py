@@ -1,4 +1,4 @@
-"""Rules about the experts of a mixture, from what `ExpertBalance` logs."""
+"""Rules of `doctor` about mixture-of-experts layers, from the curves that the callback `ExpertBalance` logs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from lit_llm.reporting.doctor.finding import SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 FEWEST_TOKENS = 100
-"""The loads are judged only if each expert's fair share of a step is so many tokens: of fewer, chance may leave it none."""
+"""Loads are judged only if an expert's equal share of a step is at least FEWEST_TOKENS: below, it may get none by chance."""
 LOAD_HIGH = 0.8
-"""Limit of the busiest expert's load, on a scale from 0, all experts balanced, to 1, the largest load that there can be."""
+"""Limit of the busiest expert's load, on a scale from 0 (all experts get equally many tokens) to 1 (every token)."""
 TWICE = 2.0
-"""Limit of the busiest expert's load, in multiples of its fair share, for new models in which nothing balances the experts."""
+"""Limit of the busiest expert's load, in multiples of an equal share, for new models in which nothing balances the experts."""
 
 
 @error.likely(  # the scores are probabilities, at most 1

@@ -1,4 +1,4 @@
-"""Rules of `doctor`, and findings: a rule with what it saw in a run."""
+"""Rules of `doctor` (symptom, cause, remedy), and findings (a rule whose symptom a run shows)."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from functools import partial
 from lit_llm.reporting.doctor.observed import Observed, Unjudged
 
 Seen = Callable[[Observed], str | None]
-"""The function of a rule. It returns what it saw, with steps and figures, or None if the symptom is absent. It raises Unjudged
-if the run lacks the curves to judge by."""
+"""The function of a rule. It returns a description of the symptom in a run, with steps and figures, or None if the run does not
+have the symptom. It raises Unjudged if the run lacks the curves that the rule reads."""
 
 
 class Severity(IntEnum):
-    """How bad a finding is. The lowest number comes first."""
+    """Enumeration of how bad a finding is. Findings are listed by severity, the lowest number first."""
 
     ERROR = 0
     """The run learns nothing, or something else than intended."""
     WARNING = 1
     """The run wastes much of its budget, or its result is worse than it need be."""
     ADVICE = 2
-    """A setting is rarely what one wants. The curves show no harm yet."""
+    """A setting is rarely intended. The curves show no harm yet."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A symptom, its likely cause, and what to do.
+    """Record of a symptom of a run, its likely cause, and the remedy.
 
     Attributes:
         cause: the likely cause, as a sentence.
-        change: the flag or the step that mends it.
-        look_at: tags or files that confirm it.
-        sure: one of `SURE`.
-        explains: names of rules whose symptoms follow from this cause.
+        change: the flag or the action that removes the cause.
+        look_at: logged curves or files that confirm the cause.
+        sure: how sure the cause is, one of `SURE`.
+        explains: names of other rules whose symptoms follow from this cause.
+        seen: the function that looks for the symptom in a run.
     """
 
     severity: Severity
@@ -47,7 +48,7 @@ class Rule:
     seen: Seen
 
     def applies(self, run: Observed) -> bool:
-        """Whether the symptom is there; false if the run lacks the curves to judge by."""
+        """Whether the run shows the rule's symptom; False if the run lacks the curves that the rule reads."""
         try:
             return self.seen(run) is not None
         except Unjudged:
@@ -55,14 +56,14 @@ class Rule:
 
 
 SURE = ("certain", "likely", "possible")
-"""How sure the cause is if the symptom is there, the surest first."""
+"""Words for how sure a rule's cause is if a run shows the symptom, the surest first."""
 
 
 class _Rules:
-    """Decorators that make a rule of a function: `@error.likely(cause, change, look_at, explains=…)`.
+    """Maker of decorators that turn a function (`Seen`) into a `Rule`: `@error.likely(cause, change, look_at, explains=…)`.
 
-    The rule has the name of the function, with "-" for "_". Its thresholds were measured (docs/evidence/doctor.md), or a
-    comment gives their reason. A comment after the decorator's parenthesis says why the cause is that sure.
+    The rule's name is the function's name with "-" for "_". The thresholds of rules were measured (docs/evidence/doctor.md), or
+    a comment gives their reason. A comment after the decorator's opening parenthesis gives the reason for `sure`.
     """
 
     def __init__(self, severity: Severity) -> None:
@@ -76,26 +77,26 @@ class _Rules:
 
 
 SLOW = ("loss-stuck", "learning-rate-too-low", "under-fitting")
-"""Findings that follow from a cause that keeps a model from learning."""
+"""Names of findings that follow from any cause that keeps a model from learning."""
 UNSTABLE = (
     *("diverged", "loss-spikes", "loss-not-finite", "large-logits", "guard-too-strict", "weight-decay-too-high"),
     *("gradient-norm-rises", "clipped-at-every-step"),
 )
-"""Findings that follow from updates that are too large."""
+"""Names of findings that follow from too large updates."""
 ROUGH = (*UNSTABLE, "learning-rate-too-high")
-"""Findings that follow from a cause that makes training unstable."""
+"""Names of findings that follow from any cause that makes training unstable."""
 JUDGED = ("validation-unlike-training", "validation-differs", "over-fitting")
-"""Findings that follow from a cause that makes validation and training incomparable."""
+"""Names of findings that follow from any cause that makes validation and training losses incomparable."""
 error, warning, advice = map(_Rules, Severity)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule whose symptom is there.
+    """Record of a rule whose symptom a run shows.
 
     Attributes:
-        seen: the text that the rule returned, with steps and figures.
-        follows_from: names of findings that explain this one.
+        seen: the rule's description of the symptom in this run, with steps and figures.
+        follows_from: names of other findings whose cause explains this finding.
     """
 
     rule: Rule
@@ -107,7 +108,7 @@ class Finding:
         return self.rule.name
 
     def lines(self) -> list[str]:
-        """The finding as text."""
+        """Return the finding as lines of text: name, symptom, cause, remedy, and curves to look at."""
         follows = f" (follows from {', '.join(self.follows_from)})" if self.follows_from else ""
         return [
             f"{self.rule.severity.name.lower()}: {self.name}{follows}",

@@ -1,4 +1,4 @@
-"""Rules about the curves of the loss."""
+"""Rules of `doctor` about training and validation loss, and about initial or loaded weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, error, warning
 from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 WIDE = 0.2
-"""Limit of how far validation and training loss may come apart in a run that repeats its text, as a share of the former."""
+"""Limit of the increase of (validation loss - training loss) in a run that repeats its text, over the validation loss."""
 MOST_WINDOWS = 500
-"""About the most rows of a curve from which medians are taken. A longer curve is thinned."""
+"""The approximate largest number of rows from which the rule `diverged` takes medians. A longer curve is thinned."""
 LARGEST_GAIN = 3.0
-"""Limit of an initial matrix's gain: the root mean square of its values times the root of its number of inputs. GPT-3's 0.02 at
-width 12,288 gives 2.2, torch's Linear 0.6."""
+"""Limit of an initial matrix's gain: root mean square of its elements times √(number of inputs). GPT-3's standard deviation of
+0.02 at width 12,288 gives a gain of 2.2, torch's Linear 0.6."""
 
 
 @error.likely(  # Micikevicius et al. 2018, Mixed precision training
@@ -60,7 +60,7 @@ def loss_not_finite(run: Observed) -> str | None:
 
 
 def scatter(values: Sequence[float]) -> float:
-    """Standard deviation of rows around their trend, estimated by the median of the differences between neighbours."""
+    """Return the standard deviation of a curve's values around its trend, from the median difference between neighbours."""
     steps = [abs(b - a) for a, b in itertools.pairwise(values)]
     return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
 
@@ -83,7 +83,7 @@ def initial_weights(run: Observed) -> str | None:
     return None
 
 
-@error.likely(  # a trained model is better than one that knows nothing
+@error.likely(  # a trained model is better than a uniform prediction
     "the weights that training starts from do not fit the data: another tokenizer, or layers that were not loaded",
     "the tokenizer of these weights; compare names and shapes of what was loaded",
     "train/loss of step 1, setup/fresh_matrices",
@@ -165,14 +165,15 @@ def loss_stuck(run: Observed) -> str | None:
     return None
 
 
-@warning.possible(  # a table of pairs is what a model has that sees one token of context
+@warning.possible(  # counted pairs of tokens predict as well as a model with one token of context
     "the model does not fit its training text: the learning rate is too low or too high, the model too small, or the steps "
     "are too few",
     "another learning rate (`find-lr`); a larger model (--model.n_embd, --model.n_layer); more tokens (--trainer.max_steps)",
     "train/loss against health/bigram_loss, health/update_ratio",
 )
 def under_fitting(run: Observed) -> str | None:
-    """The loss is above that of counted pairs of tokens, and no longer falls, although the learning rate is not yet small."""
+    """Return a sentence if the training loss is above the loss of predicting by counted pairs of tokens, and no longer falls,
+    although the learning rate is not yet small; else None."""
     rates, behind = dict(run.finite("lr")), run.behind_pairs
     least = 0.1 * max(rates.values(), default=0.0)
     rows = [(step, loss) for step, loss in run.finite("train/loss", least=40) if rates.get(step, 0.0) >= least]
@@ -236,7 +237,7 @@ def over_fitting(run: Observed) -> str | None:
     explains=("over-fitting", "validation-other-text", "validation-differs"),
 )
 def validation_unlike_training(run: Observed) -> str | None:
-    """The training loss falls, but the validation loss was never clearly below that of guessing."""
+    """Return a sentence if the training loss falls, but the validation loss was never clearly below that of guessing."""
     curve, train, uniform = run.finite("val/loss", least=1), run.smoothed("train/loss", least=1), run.uniform_loss
     step, lowest = min(curve, key=lambda point: point[1])
     if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:
@@ -248,9 +249,10 @@ def validation_unlike_training(run: Observed) -> str | None:
 
 
 def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Rows far above their neighbours, both in nats and as a share of the loss; empty if only one row or below 1 % are.
+    """Return the rows (step, loss) far above their neighbours, both in nats and as a share of the loss; [] if these
+    are a single row or under 1 % of the rows, or if there are under 14 rows.
 
-    In nats alone, early rows would stand out once the loss has come near zero, where it hardly scatters any more.
+    By nats alone, early rows would stand out if the loss comes near zero later, where it hardly fluctuates.
     """
     above, share = [], []  # how far each row is above the median of its four neighbours
     for i in range(2, len(rows) - 2):
@@ -258,7 +260,7 @@ def _standing_out(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
         above.append(rows[i][1] - usual)
         share.append(above[-1] / usual if usual > 0 else 0.0)
     if len(above) < 10:
-        return []  # too few to know their scatter
+        return []  # too few rows to estimate their scatter
     nats, shares = (8 * 1.4826 * statistics.median(map(abs, values)) for values in (above, share))
     outliers = [rows[i + 2] for i in range(len(above)) if above[i] > max(nats, 0.1 * rows[i + 2][1]) and share[i] > shares]
     return outliers if len(outliers) >= max(2, 0.01 * len(rows)) else []

@@ -1,4 +1,4 @@
-"""Rules about learning rates, updates and gradients."""
+"""Rules of `doctor` about learning rates, updates and gradients."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from lit_llm.reporting.doctor.finding import JUDGED, ROUGH, SLOW, UNSTABLE, advi
 from lit_llm.reporting.doctor.observed import Observed, Unjudged, medians
 
 TUNED_HIGH = 0.08
-"""Limit, for runs from trained weights, of the ratio update norm / weight norm that a quarter of the layers exceed until right
-after warmup.
+"""Limit for runs from trained weights of the ratio update norm / weight norm until right after warmup. The ratio is the upper
+quartile over the layers.
 
-Healthy fine-tuning had up to 0.05; with thirty times the learning rate it had 0.096."""
+Healthy fine-tuning had up to 0.05; fine-tuning with thirty times the learning rate had 0.096."""
 ADAPTED_HIGH = 0.12
-"""`TUNED_HIGH` for adapters, whose weights begin small. Healthy runs had up to 0.08."""
+"""`TUNED_HIGH` (limit of update norm / weight norm) for adapters, whose weights begin small. Healthy runs had up to 0.08."""
 GROWTH_HIGH = 0.16
-"""Limit, for runs from random weights, of that ratio times the growth of the weight norm that a quarter of the layers exceed
-until shortly after warmup. A large step does no harm if the weights do not grow by it.
+"""Limit for runs from random weights of (update norm / weight norm) times the growth of the weight norm until shortly after
+warmup, both as upper quartiles over the layers. A large step does no harm if the weights do not grow by it.
 
 Healthy runs had up to 0.113; with ten times the learning rate they had at least 0.198 (docs/evidence/doctor.md)."""
 GAIN_HIGH = 0.35
-"""Below this product of growth and `setup/initial_gain`, weights are still small: a narrow model begins far below 1 / √width.
+"""Limit of the product of weight growth and `setup/initial_gain`, below which weights are still small and `GROWTH_HIGH` does
+not apply: the weights of a narrow model begin far below 1 / √width.
 
-At widths 16 and 32, runs with the best rate had up to 0.26, though the product limited by `GROWTH_HIGH` came to 1.3; with ten
-times the rate they had at least 0.377."""
+At widths 16 and 32, runs with the best learning rate had up to 0.26, runs with ten times this rate at least 0.377."""
 PATH_LOW = 0.5
-"""Below this sum over all steps of update norm / weight norm (`_path`), a run has hardly left its random weights.
+"""Limit of the sum over all steps of update norm / weight norm (`_path`), below which a run has hardly left its random weights.
 
 Healthy runs had at least 2; runs with a thirtieth of the learning rate had at most 0.35."""
 
 
 TUNING_LOW = 0.005
-"""`PATH_LOW` for a run from trained weights, which need not go far: AdamW at 1e-5 comes to 0.01 in 20 steps."""
+"""`PATH_LOW` for a run from trained weights, which change little: AdamW with a rate of 1e-5 reaches 0.01 in 20 steps."""
 ADAPTERS_LOW = 0.25
-"""`PATH_LOW` for adapters, half of which begin at zero. Healthy runs had at least 0.70; with the rate of
-full fine-tuning they had 0.10."""
+"""`PATH_LOW` for adapters, half of which begin at zero. Healthy runs had at least 0.70; runs with the rate of full fine-tuning
+had 0.10."""
 PREFERENCES_HIGH = 0.3
-"""Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; with thirty times the rate, 0.57."""
+"""Limit of `_path` for preference tuning without adapters. Healthy runs had up to 0.2; with thirty times the rate: 0.57."""
 LEARNS = 0.3
-"""A new run whose `behind_pairs` is below this learns, so that its rate is not called too low. Runs with ten times the best
-rate had at least 0.39."""
+"""A run from random weights with `Observed.behind_pairs` (0: the loss of counted pairs of tokens, 1: of single tokens) below
+LEARNS learns, so that its learning rate is not called too low. Runs with ten times the best rate had at least 0.39."""
 
 
 def _upper(values: list[float]) -> float:
-    """The value that a quarter of the values exceed. A median would be low, because layers with few parameters move less."""
+    """Return the upper quartile of `values`. A median would be too low, because layers with few parameters change less."""
     return sorted(values)[(3 * len(values)) // 4]
 
 
 def _ratios_of_warmup(run: Observed, chosen: Callable[[list[float]], float]) -> list[float]:
-    """For each layer a ratio update norm / weight norm, of the sampled steps after step 1, up to the first one after warmup.
+    """Return for each layer one of its ratios update norm / weight norm in the warmup.
 
     Args:
-        chosen: takes the ratios of a layer, and returns one of them.
+        chosen: function from the layer's ratios, from step 2 to the first logged step after warmup, to one of these ratios.
 
     Raises:
-        Unjudged: There are no such rows.
+        Unjudged: No layer has a row in the warmup.
     """
     ready, layer_ratios = max(run.warmup_steps, 2), []
     for points in run.by_layer("update_ratio", least=2).values():
@@ -176,7 +176,9 @@ def learning_rate_too_high(run: Observed) -> str | None:
 
 
 def _growths(run: Observed) -> list[float]:
-    """Largest norm of each layer until twice the warmup (at most 200 steps), over its norm at step 1, unless that is zero."""
+    """Return for each layer its largest weight norm within twice the warmup's steps (at most 200) over its norm at step 1.
+
+    Layers with a norm of zero at step 1 are left out."""
     last, layers = min(200, 2 * max(run.warmup_steps, 2)), run.by_layer("weight_norm").values()
     known = [points for points in layers if points and points[0][0] <= 1 and points[0][1] > 0]
     return [max(norm for step, norm in points if step <= last) / points[0][1] for points in known]
@@ -203,9 +205,9 @@ def learning_rate_too_low(run: Observed) -> str | None:
 
 
 def _path(run: Observed) -> float:
-    """The sum over all steps of update norm / weight norm, for the layer whose sum a quarter of the layers exceed.
+    """Return the upper quartile over the layers of the sum over all steps of update norm / weight norm.
 
-    A row stands for the steps since the row before it, and the last row also for the steps after it.
+    A row's ratio is used for all steps since the previous row, and the last row's ratio also for the steps after it.
 
     Raises:
         Unjudged: There are no rows.
@@ -244,7 +246,7 @@ def clipped_at_every_step(run: Observed) -> str | None:
     explains=("loss-spikes",),
 )
 def gradient_norm_rises(run: Observed) -> str | None:
-    """The norm rises in the second half of the run. In the first half of healthy runs it rises as the model begins to learn."""
+    """Return a sentence if the gradient norm rises in the last three fifths of a run. Before, it rises in healthy runs too."""
     *_, middle, later, last = medians(run.values("grad/norm", least=20), 5)
     if last < 3 * middle or not middle < later < last:  # healthy runs: up to 2.1 times
         return None

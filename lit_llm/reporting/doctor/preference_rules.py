@@ -1,4 +1,4 @@
-"""Rules about preferences, from what the objective `Preference` logs."""
+"""Rules of `doctor` about preference tuning, from the curves that the objective `Preference` logs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from lit_llm.reporting.doctor.finding import error, warning
 from lit_llm.reporting.doctor.observed import Observed
 
 LEAK_STEPS = 10
-"""An accuracy of 1 this early is suspicious: published runs take hundreds of steps to 0.7 to 0.9 (Tunstall et al. 2023)."""
+"""An accuracy of 1 by this step is suspicious: published runs reach 0.7 to 0.9 in hundreds of steps (Tunstall et al. 2023)."""
 FALL = 10.0
-"""Answers fall if their log-probability drops by more nats per document: an answer of 100 tokens is then 1.1 times as unlikely
-per token."""
+"""Limit in nats per document of the fall of the answers' log-probability: each token of an answer of 100 tokens is then 1.1
+times as unlikely."""
 
 
 @warning.possible(

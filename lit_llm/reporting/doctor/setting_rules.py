@@ -1,4 +1,4 @@
-"""The rule about settings that rarely are what one wants."""
+"""The rule of `doctor` about settings with unusual values."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ USUAL: dict[str, tuple[float, float]] = {
     "loss.ahead_weight": (0.0, 1.0),  # DeepSeek-V3: 0.3
     "optimizer.init_args.weight_decay": (0.0, 0.5),
     "optimizer.init_args.eps": (0.0, 5e-5),  # Kingma and Ba 2015: 1e-8
-    "expert_balance.init_args.rate": (0.0, 0.02),  # DeepSeek-V3: 0.001; moves of a larger one undo each other
+    "expert_balance.init_args.rate": (0.0, 0.02),  # DeepSeek-V3: 0.001; with a larger rate, biases oscillate
     "gradient_norm.init_args.clip": (0.01, math.inf),
     "objective.init_args.beta": (0.005, 2.0),  # Rafailov et al. 2023: 0.1; SimPO, without a reference, takes 2 to 10
     "objective.init_args.label_smoothing": (0.0, 0.3),
     "spike_guard.init_args.sigma": (2.0, math.inf),
 }
-"""Setting → (smallest, largest) usual value: the extremes of published runs, some with a margin."""
+"""{setting: (smallest, largest) usual value}: the extremes of published runs, some with a margin."""
 
 
 @warning.likely(

@@ -1,4 +1,4 @@
-"""Rules about layers, ranks and time."""
+"""Rules of `doctor` about layers, ranks and time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lit_llm.reporting.doctor.observed import Observed, Unjudged
 )
 def no_context(run: Observed) -> str | None:
     if any(run.setting(f"model.{key}") for key in ("mask_documents", "window", "layers.window")):
-        return None  # attention is to see less than the whole sequence
+        return None  # by these settings, attention sees less than the whole sequence
     values = run.values("health/context_use", least=2)
     return None if max(values) > 0 else "other inputs in three quarters of a sequence did not change its last logits at all"
 
@@ -29,7 +29,7 @@ def no_context(run: Observed) -> str | None:
     explains=(*SLOW, *UNSTABLE, "parameters-not-trained"),
 )
 def gradients_vanish(run: Observed) -> str | None:
-    if run.setting("model.moe"):  # experts without tokens have none
+    if run.setting("model.moe"):  # experts without tokens have zero gradients
         return None
     without = {step for step, share in run.finite("health/ignored_targets") if share == 1}  # no target, no gradient
     shares = [share for step, share in run.finite("health/zero_gradients") if step > 1 and step not in without]

@@ -1,4 +1,4 @@
-"""Rules about what validation measures."""
+"""Rules of `doctor` about the validation data and the validation loss."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def validation_targets_unrelated(run: Observed) -> str | None:
     explains=("validation-differs", "over-fitting"),
 )
 def validation_other_text(run: Observed) -> str | None:
-    """Pairs of tokens counted in the training text predict the validation text badly, so the model is not the cause."""
+    """Return a sentence if counted pairs of training tokens predict validation text much worse than training text."""
     losses = _losses_of_counts(run)
     if losses is None or losses[1] < 1.4 * losses[0] + 0.3:
         return None
@@ -97,7 +97,7 @@ def noise_in_training(run: Observed) -> str | None:
     explains=("over-fitting",),
 )
 def validation_differs(run: Observed) -> str | None:
-    """Validation and training loss are further apart than the losses of counted pairs on the two texts."""
+    """Return a sentence if validation and training loss differ more than those of counted pairs of tokens on these texts."""
     curve, train = run.finite("val/loss", least=2), run.smoothed("train/loss", least=1)
     if run.points("train/margin") or (run.passes or 0.0) > 3 or not run.is_complete:
         return None
@@ -112,9 +112,9 @@ def validation_differs(run: Observed) -> str | None:
 
 
 def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
-    """(loss on training text, loss on validation text) of predictions by counted pairs of tokens.
+    """Return (loss on training text, loss on validation text) of predicting tokens by counted pairs of training tokens.
 
-    None if pairs predict hardly better than single tokens, or if training did not start from random weights.
+    None: pairs predict hardly better than single tokens, or training did not start from random weights.
     """
     if not run.from_scratch:
         return None

@@ -18,15 +18,16 @@ from lit_llm.runs.loaded_run import LoadedRun
 FIRST_CHECK = 20  # optimizer steps
 GROWTH = 1.2  # factor between the steps of two checks
 SHARE = 0.001  # share of the run's time that checks may take, besides the last one
-USUAL = 0.02  # assumed seconds of a check, until one was made
+USUAL = 0.02  # assumed seconds of the first check
 
 
 class Doctor(Callback):
-    """Applies the rules of `doctor` to the rows of metrics.jsonl, and prints one line for each finding, once.
+    """Applies the rules of `doctor` to the rows of metrics.jsonl during training, and prints one line for each new finding.
 
-    It checks at step 20, then each time that the number of steps has grown by a fifth, but later if its checks would take more
-    than a thousandth of the time so far; and at the end. Findings that follow from another one are not printed. At the end it
-    counts the rules that had something to judge by. The files of the training data are not compared.
+    The callback checks at step 20, then each time that the number of steps has grown by a fifth, and at the end. A check is
+    delayed if all checks together would take more than a thousandth of the training time. Findings that follow from another
+    finding are not printed. At the end, the callback prints the number of rules whose curves the run has logged. The files of
+    the training data are not compared with their hashes.
 
     Contract:
         on_train_start: finds metrics.jsonl among the Trainer's loggers; without a MetricsFile the callback does nothing.
@@ -65,7 +66,7 @@ class Doctor(Callback):
             pl_module.print(f"doctor: {said} by {judged}; `doctor --run` names the others, which had nothing to judge by.")
 
     def _check(self, pl_module: LightningModule) -> list[str]:
-        """Print new findings. Returns the names of the rules that had nothing to judge by."""
+        """Apply the rules and print new findings. Return the names of the rules whose curves the run lacks."""
         if self._folder is None:
             return []
         began = time.perf_counter()
