@@ -23,6 +23,7 @@ from lightning.pytorch import Callback
 
 from lit_llm.config.build import build
 from lit_llm.config.parse import parse
+from lit_llm.config.resolve import decide
 
 WARMUP = 5  # steps before the clock starts
 
@@ -61,11 +62,11 @@ def step_seconds(flags: list[str], group: str, name: str, folder: Path, *, with_
     never = "1000000"
     runs = []
     for value, run_dir in ((name, "with"), ("null", "without")):
-        cli = build(parse("fit", [
+        cli = build(decide(parse("fit", [
             *flags, f"--{group}", value, "--run_dir", str(folder / run_dir), "--trainer.limit_val_batches", "0",
             "--trainer.enable_progress_bar", "false", "--checkpoint", "null", "--signals", "null",
             "--samples.every_n_steps", never, "--schedule.warmup_steps", "2",
-        ]))  # fmt: skip
+        ])))  # fmt: skip
         runs.append((cli, Turns()))
     (_, first), (_, second) = runs
     first.other, second.other = second, first

@@ -21,6 +21,7 @@ from lightning.pytorch import Callback
 from lit_llm.callbacks import HealthSignals, Histograms
 from lit_llm.config.build import build
 from lit_llm.config.parse import parse
+from lit_llm.config.resolve import decide
 
 KINDS: dict[str, type[Callback]] = {"health": HealthSignals, "histograms": Histograms}
 HOOKS = ("on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_end")
@@ -53,11 +54,11 @@ def main() -> None:
         spent.setdefault((hook, step == 1 or step % 2 == 0), []).append(time.process_time() - began)
 
     with tempfile.TemporaryDirectory() as folder:
-        cli = build(parse("fit", [
+        cli = build(decide(parse("fit", [
             "--config", options.recipe, "--run_dir", f"{folder}/run", "--trainer.max_steps", str(options.steps),
             f"--{options.group}", kind.__name__, f"--{options.group}.every_n_steps", "2", "--trainer.limit_val_batches", "0",
             "--checkpoint", "null", "--signals", "null", "--samples", "null", "--schedule.warmup_steps", "1", *flags,
-        ]))  # fmt: skip
+        ])))  # fmt: skip
         measured = next(c for c in cli.trainer.callbacks if isinstance(c, kind))  # type: ignore[attr-defined]
         for hook in HOOKS:
             setattr(measured, hook, partial(timed, hook, getattr(measured, hook)))

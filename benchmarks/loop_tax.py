@@ -25,6 +25,7 @@ from lit_llm.callbacks.learning_rate_schedules import wsd
 from lit_llm.config.build import build
 from lit_llm.config.objects import RunObjects, optimizer_of
 from lit_llm.config.parse import parse
+from lit_llm.config.resolve import decide
 from lit_llm.data import TokenDataModule
 from lit_llm.models.gpt import GPT
 from lit_llm.optim import parameter_groups
@@ -84,13 +85,13 @@ class ByHand(Callback):
 def paired(recipe: str, steps: int, folder: Path, flags: list[str]) -> tuple[float, float]:
     """Return (median processor seconds of a step with the Trainer, of a step of the plain loop)."""
     never = "1000000"
-    cli = build(parse("fit", [
+    cli = build(decide(parse("fit", [
         "--config", recipe, "--run_dir", str(folder / "run"),
         "--trainer.max_steps", str(steps), "--trainer.limit_val_batches", "0",
         "--checkpoint.every_n_steps", never, "--checkpoint.monitor", "null", "--samples.every_n_steps", never,
         "--schedule.warmup_steps", "2", *flags,
-    ]))  # fmt: skip
-    twin = build(parse("fit", ["--config", recipe, "--run_dir", str(folder / "twin"), *flags])).datamodule
+    ])))  # fmt: skip
+    twin = build(decide(parse("fit", ["--config", recipe, "--run_dir", str(folder / "twin"), *flags]))).datamodule
     assert isinstance(twin, TokenDataModule)
     twin.prepare_data()
     twin.setup()

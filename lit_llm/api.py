@@ -15,7 +15,7 @@ from lit_llm.config.arguments import read
 from lit_llm.config.build import build
 from lit_llm.config.groups import flag_of
 from lit_llm.config.objects import RunObjects
-from lit_llm.config.resolve import read_spec
+from lit_llm.config.resolve import decide, read_spec
 from lit_llm.core.hardware import chosen_device
 from lit_llm.core.yaml_reading import as_flag
 from lit_llm.models.generation import Sampling as Sampling
@@ -41,7 +41,7 @@ def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None)
     words = [f"--config={config}" for config in configs]
     words += [f"--{key}={as_flag(value)}" for key, value in (settings or {}).items()]
     with flags(flag_of):  # a dotted key is a flag
-        return build(read_spec("fit", spelling.check("fit", read(words), alone=True)), memory=memory_problem)
+        return build(decide(read_spec("fit", spelling.check("fit", read(words), alone=True))), memory=memory_problem)
 
 
 def fit(recipe: RunObjects) -> int:

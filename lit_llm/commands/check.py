@@ -33,7 +33,7 @@ def _run(arguments: Arguments, *, full_batch: bool, show: int | None) -> int:
     from rich.table import Table
 
     from lit_llm.config.build import ONE_DEVICE, build
-    from lit_llm.config.resolve import read_spec
+    from lit_llm.config.resolve import decide, read_spec
     from lit_llm.data import TokenDataModule
     from lit_llm.data.first_batch import batch_as_text, first_batch
     from lit_llm.plan.host_memory import memory_problem
@@ -46,7 +46,8 @@ def _run(arguments: Arguments, *, full_batch: bool, show: int | None) -> int:
         build_to_plan(arguments)  # the recipe's layout and batch, before both are cut
     with tempfile.TemporaryDirectory(prefix="lit_llm-check-") as folder:
         spec = spec.with_settings({"histograms": None})  # without a logger, it would warn
-        built = build(spec, run_dir=Path(folder), trainer={**ONE_DEVICE, "limit_val_batches": 1}, memory=memory_problem)
+        spec = decide(spec, run_dir=Path(folder))
+        built = build(spec, trainer={**ONE_DEVICE, "limit_val_batches": 1}, memory=memory_problem)
         ours = isinstance(built.datamodule, TokenDataModule)
         if show is not None and ours:
             print(*first_batch(built.datamodule, show), sep="\n")

@@ -19,10 +19,10 @@ def main(words: list[str]) -> int:
 def _run(arguments: Arguments) -> int:
     from lit_llm.api import fit
     from lit_llm.config.build import build
-    from lit_llm.config.resolve import read_spec
+    from lit_llm.config.resolve import decide, read_spec
     from lit_llm.plan.host_memory import memory_problem
 
-    return fit(build(read_spec("fit", arguments), memory=memory_problem))
+    return fit(build(decide(read_spec("fit", arguments)), memory=memory_problem))
 
 
 def validate(words: list[str]) -> int:
@@ -49,12 +49,12 @@ def _with_own_tokenizer(arguments: Arguments) -> Arguments:
 
 def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int:
     from lit_llm.config.build import build
-    from lit_llm.config.resolve import read_spec
+    from lit_llm.config.resolve import decide, read_spec
     from lit_llm.core.errors import UserError
     from lit_llm.data.datamodule import TokenDataModule
     from lit_llm.training.fit import print_metrics, restore_problem
 
-    built = build(read_spec(command, _with_own_tokenizer(arguments)))
+    built = build(decide(read_spec(command, _with_own_tokenizer(arguments))))
     saved = built.spec.start.saved
     assert saved is not None
     run = built.trainer.validate if command == "validate" else built.trainer.test

@@ -54,13 +54,13 @@ def main(words: list[str]) -> int:
 
 def _run(arguments: Arguments, own: argparse.Namespace) -> int:
     from lit_llm.config.build import build
-    from lit_llm.config.resolve import read_spec
+    from lit_llm.config.resolve import decide, read_spec
     from lit_llm.core.hardware import chosen_device
     from lit_llm.data import TextDataModule, TokenShards
     from lit_llm.tokenizers import Learned
     from lit_llm.training.teacher import teacher_problems, write_teacher
 
-    built = build(read_spec("prepare", arguments, weights=own.teacher))
+    built = build(decide(read_spec("prepare", arguments, weights=own.teacher)))
     data, teacher = built.datamodule, built.spec.initial
     how = {"top_k": own.top_k, "temperature": own.temperature, "device": chosen_device(own.device)}
     if teacher is not None and isinstance(data, TokenShards):

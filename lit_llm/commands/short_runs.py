@@ -18,7 +18,7 @@ from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.devices import devices_of
 from lit_llm.config.objects import RunObjects
-from lit_llm.config.resolve import read_spec
+from lit_llm.config.resolve import decide, read_spec
 from lit_llm.core.errors import UserError
 from lit_llm.core.yaml_reading import dump_yaml
 from lit_llm.data import TokenDataModule
@@ -171,7 +171,8 @@ class ShortRuns:
             settings |= {"trainer.precision": self._precision, "seed_everything": self.seed + seed}
             spec = replace(spec, notes=())
         with tempfile.TemporaryDirectory(prefix="lit_llm-find-") as folder:
-            built = build(spec.with_settings(settings), run_dir=Path(folder), trainer=limits, memory=memory_problem)
+            spec = decide(spec.with_settings(settings), run_dir=Path(folder))
+            built = build(spec, trainer=limits, memory=memory_problem)
             self._notes_said, self._precision = True, built.config.trainer.precision
             if seed and hasattr(built.datamodule, "seed"):
                 built.datamodule.seed += seed

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lit_llm.config import checks
-from lit_llm.config.devices import OtherMachine
 from lit_llm.config.objects import RunObjects, make_objects, optimizer_of
 from lit_llm.config.optimizer_trial import optimizer_problems
-from lit_llm.config.resolve import decide
 from lit_llm.config.run_spec import RunSpec
 from lit_llm.core.errors import UserError
 from lit_llm.ingest.paths import MissingFiles
-from lit_llm.training.filter_warnings import filter_warnings
 from lit_llm.training.language_model import LanguageModel
 
 ONE_DEVICE: Mapping[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False}
@@ -31,30 +27,25 @@ MemoryProblem = Callable[[RunObjects], str | None]
 def build(
     spec: RunSpec,
     *,
-    run_dir: Path | None = None,
     trainer: Mapping[str, Any] | None = None,
-    machine: OtherMachine | None = None,
     memory: MemoryProblem | None = None,
 ) -> RunObjects:
     """Return all objects that a recipe describes. Nothing is written, and no training data are read.
 
     Args:
-        run_dir: the folder of a trial run, whose results are discarded and which never resumes. None: the recipe's folder.
+        spec: the run, with everything decided (`resolve.decide`).
         trainer: {argument of Trainer: value used instead of the recipe's}.
-        machine: the devices for which the run is planned; data files may then be missing. None: this machine.
         memory: function that returns why a `fit` run does not fit into memory, or None (`lit_llm.plan.host_memory`).
 
     Raises:
         UserError: The recipe has problems; the text has one sentence a line for each.
     """
-    filter_warnings()
-    spec = decide(spec, run_dir=run_dir, machine=machine)
     objects, make_optimizer = make_objects(spec, trainer or {}), partial(optimizer_of, spec.config)
     problems = [*spec.problems, *objects.problems, *checks.model_problems(objects), *checks.training_problems(objects)]
     if spec.fits and objects.optimizer is not None and "trainer" not in spec.refused:
         problems += optimizer_problems(objects.strategy, make_optimizer, spec.config.optimizer.class_path)
     of_data = checks.data_problems(objects)
-    missing = [problem for problem in of_data if machine is not None and isinstance(problem, MissingFiles)]
+    missing = [problem for problem in of_data if spec.machine is not None and isinstance(problem, MissingFiles)]
     problems += [problem for problem in of_data if problem not in missing]
     changes = checks.checkpoint_problems(objects)
     base, of_base = (None, []) if changes else checks.base_of_adapters(objects)

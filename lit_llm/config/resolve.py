@@ -23,6 +23,7 @@ from lit_llm.data import TokenDataModule
 from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.resume import RunStart, choose_run_dir, start_of_evaluation, start_of_fit
 from lit_llm.training.auto_precision import AUTO, choose, keep
+from lit_llm.training.filter_warnings import filter_warnings
 
 
 def read_spec(command: Command, arguments: Arguments | list[str], *, weights: Path | None = None) -> RunSpec:
@@ -74,6 +75,7 @@ def decide(spec: RunSpec, *, run_dir: Path | None = None, machine: OtherMachine 
     Raises:
         UserError: A value is null that must not be, or the weights that determine the model cannot be used.
     """
+    filter_warnings()
     config, problems, notes = spec.config.clone(), [*spec.problems], [*spec.notes]
     assert not spec.fits or not config.init_from or spec.named_weights or spec.unusable_weights, "use read_spec"
     if nulls := null_problems(spec.command, config):

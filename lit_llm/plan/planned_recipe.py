@@ -12,7 +12,7 @@ from lit_llm.config.arguments import Arguments
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.devices import OtherMachine
 from lit_llm.config.objects import RunObjects
-from lit_llm.config.resolve import read_spec
+from lit_llm.config.resolve import decide, read_spec
 from lit_llm.config.run_spec import RunSpec
 from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.batch_sizes import steps_for
@@ -54,7 +54,8 @@ def build_to_plan(
     """
     spec = read_spec("fit", arguments)
     machine = OtherMachine(devices, devices_per_node, _start(spec), precision)
-    return build(spec, run_dir=default_run_dir(spec.arguments.config_files), trainer=_ONE_CPU, machine=machine)
+    decided = decide(spec, run_dir=default_run_dir(spec.arguments.config_files), machine=machine)
+    return build(decided, trainer=_ONE_CPU)
 
 
 def planned_run(objects: RunObjects) -> tuple[PlannedRun, list[str]]:

@@ -16,6 +16,7 @@ from lightning.pytorch import Callback
 from lit_llm.__main__ import main
 from lit_llm.config.build import ONE_DEVICE, build
 from lit_llm.config.parse import parse
+from lit_llm.config.resolve import decide
 from lit_llm.data import ShardWriter
 from lit_llm.models import gpt
 from lit_llm.models.experts_config import MoEConfig
@@ -67,7 +68,7 @@ def folder(tmp_path, monkeypatch):
 
 def lines(tmp_path, *flags: str) -> dict[str, check.Line]:
     recipe = parse("fit", ["--config", "tiny.yaml", *flags])
-    built = build(recipe, run_dir=tmp_path / "kept", trainer={**ONE_DEVICE, "limit_val_batches": 1})
+    built = build(decide(recipe, run_dir=tmp_path / "kept"), trainer={**ONE_DEVICE, "limit_val_batches": 1})
     checked = check.CheckedRun(built.trainer, built.model, built.datamodule, built.spec.run_dir, trained=False)
     checked.cut_batch()
     return {line.name: line for line in check.checklist(checked)}
@@ -114,7 +115,7 @@ def test_without_a_target_one_line_says_so(folder, capsys):
 
 def test_the_length_of_the_run_is_that_of_the_recipes_batch(folder):
     recipe = parse("fit", ["--config", "tiny.yaml", "--trainer.max_steps", "900", "--trainer.max_epochs", "1"])
-    built = build(recipe, run_dir=folder / "kept", trainer=ONE_DEVICE)
+    built = build(decide(recipe, run_dir=folder / "kept"), trainer=ONE_DEVICE)
     data = built.datamodule
     checked = check.CheckedRun(built.trainer, built.model, data, folder / "kept", trained=False)
     checked.cut_batch()
@@ -180,7 +181,8 @@ class First(Callback):
 
 
 def test_the_batch_that_is_shown_is_the_one_that_fit_reads(folder, capsys):
-    first, built = First(), build(parse("fit", ["--config", "tiny.yaml"]), run_dir=folder / "kept", trainer={"logger": False})
+    spec = decide(parse("fit", ["--config", "tiny.yaml"]), run_dir=folder / "kept")
+    first, built = First(), build(spec, trainer={"logger": False})
     built.trainer.callbacks.append(first)
     built.trainer.fit(built.model, datamodule=built.datamodule)
     read = torch.cat(first.batches)

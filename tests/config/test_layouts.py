@@ -12,6 +12,7 @@ from resume.launcher import Launcher
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO
 from lit_llm.config.build import build
 from lit_llm.config.parse import parse
+from lit_llm.config.resolve import decide
 from lit_llm.core.errors import UserError
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 
@@ -77,7 +78,7 @@ def test_a_run_moves_between_layouts_and_back_with_nothing_else_to_edit(folder, 
     assert len(list(Path("runs/tiny/checkpoints/last.ckpt/").glob("shard-*"))) == 2
     # Looking at it before resuming leaves its tensors on disk: a model may be larger than one rank's memory.
     monkeypatch.setattr("lit_llm.checkpoint.disk_format.join", None)
-    build(parse("fit", ["--config", "tiny.yaml", *stop, "--trainer.max_steps", "8", "--resume", "auto"]))
+    build(decide(parse("fit", ["--config", "tiny.yaml", *stop, "--trainer.max_steps", "8", "--resume", "auto"])))
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     out = fit(*overlay("strategy/tp"), *stop, *two, "--trainer.max_steps", "8", "--async_checkpoints", "true")
@@ -114,7 +115,7 @@ def test_launched_processes_without_a_device_each_are_counted_whatever_the_strat
     for name, value in rank.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"2 processes are launched, but trainer.devices and trainer.num_nodes make 1 \("):
-        build(parse("fit", ["--config", "tiny.yaml", *overlay(f"strategy/{strategy}")]))
+        build(decide(parse("fit", ["--config", "tiny.yaml", *overlay(f"strategy/{strategy}")])))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ DEFAULT_SAVES = {  # devices, strategy, flags: in shards, in the background
 def test_a_layout_that_splits_the_model_saves_in_shards_and_in_the_background_by_default(folder):
     for (devices, strategy, *flags), expected in DEFAULT_SAVES.items():
         words = ["--config", "tiny.yaml", *overlay(f"strategy/{strategy}"), "--trainer.devices", str(devices), *flags]
-        chosen = build(parse("fit", words)).trainer.strategy
+        chosen = build(decide(parse("fit", words))).trainer.strategy
         background = isinstance(chosen.checkpoint_io, AsyncFolderCheckpointIO)
         assert (getattr(chosen, "sharded_checkpoints", False), background) == expected, words
 

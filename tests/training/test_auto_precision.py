@@ -15,7 +15,7 @@ from recipe_runs import run
 from lit_llm.config.build import build
 from lit_llm.config.objects import RunObjects
 from lit_llm.config.parse import parse
-from lit_llm.config.resolve import resolved
+from lit_llm.config.resolve import decide, resolved
 from lit_llm.core.hardware import table
 from lit_llm.plan.planned_recipe import build_to_plan, planned_run
 from lit_llm.training import auto_precision
@@ -35,7 +35,7 @@ def saved_precision(run_dir: str) -> str:
 
 
 def built(*flags: str) -> RunObjects:
-    return build(parse("fit", [*AUTO, *flags]))
+    return build(decide(parse("fit", [*AUTO, *flags])))
 
 
 @pytest.mark.parametrize(("has_units", "chosen"), [(True, "bf16-mixed"), (False, "32-true")])
@@ -61,7 +61,7 @@ def test_a_resume_and_an_evaluation_keep_the_precision_of_the_run(folder, capsys
     said = capsys.readouterr().err
     assert "trainer.precision auto is bf16-mixed: the precision of runs/tiny/checkpoints/step-" in said
     assert "(a new run would take 32-true)" in said
-    assert build(parse("validate", list(AUTO))).trainer.precision == "bf16-mixed"
+    assert build(decide(parse("validate", list(AUTO)))).trainer.precision == "bf16-mixed"
     assert "trainer.precision" not in capsys.readouterr().err, "only a run that trains says it"
     assert planned_run(build_to_plan([*AUTO, "--resume", "auto"]))[0].precision == "bf16-mixed"
     given = built("--resume", "auto", "--trainer.precision", "32-true")
