@@ -211,6 +211,8 @@ class Tree:
         before = self.get(key)
         if value in _EMPTY and before not in _NULL:
             return
+        if key in _OF_CLASSES and any(isinstance(entry, dict) for entry in as_list(value)):
+            value = [_with_init_args(entry) for entry in as_list(value)]
         if assignment.key.endswith("+"):
             value = [*as_list(before), *as_list(value)]
         elif isinstance(before, dict):
@@ -241,6 +243,15 @@ class Tree:
             is_class = "class_path" in below or (depth == 0 and name in (*CLASSES, ARCHITECTURE))
             node = below.setdefault("init_args", {}) if is_class and following != "dict_kwargs" else below
         return node
+
+
+def _with_init_args(entry: Any) -> Any:
+    """Return an entry of a list of classes, with arguments that stand beside `class_path` moved into its `init_args`."""
+    if not isinstance(entry, dict) or "class_path" not in entry or not isinstance(entry.get("init_args") or {}, dict):
+        return entry
+    beside = {key: value for key, value in entry.items() if key not in ("class_path", "init_args", "dict_kwargs")}
+    kept = {key: value for key, value in entry.items() if key not in beside}
+    return {**kept, "init_args": {**(entry.get("init_args") or {}), **beside}} if beside else entry
 
 
 def _without_empty(values: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,12 @@ def test_arguments_beside_class_path_are_those_in_init_args(tmp_path):
         assert (found.decay_fraction, found.warmup_steps) == (0.7, 3)
 
 
+def test_arguments_beside_class_path_are_those_of_an_entry_of_a_list_too():
+    words = ["--trainer.callbacks+", "[{class_path: EarlyStopping, monitor: val/loss, init_args: {patience: 2}}]"]
+    (entry,) = parse("fit", words).config.trainer.callbacks
+    assert (entry.init_args.monitor, entry.init_args.patience) == ("val/loss", 2)
+
+
 def test_an_argument_that_only_the_last_class_has_is_its_own_although_a_file_gives_it_before(tmp_path):
     """As in `--config quickstart --data TextFiles --config d.yaml`, where the flag applies after both files."""
     (tmp_path / "base.yaml").write_text("schedule: {class_path: Cosine, init_args: {warmup_steps: 3, min_ratio: 0.2}}")
