@@ -85,7 +85,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
             log this metric, a warning says so, before the first step if there is a sanity check. For a validation loss, other
             usual names of this loss are tried, such as val_loss.
         mode: whether the smallest or the largest value is best. NaN and infinity are never best.
-        dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`.
+        dirpath: a local folder; null = `<trainer.default_root_dir>/checkpoints`. The command `fit` takes only null.
         every_n_minutes: also save when this many minutes have passed since the last save; null = off. The save may be a few
             steps late, because a collective tells the ranks the time, and not at every step.
         keep_every_n_steps: optimizer steps between two files that are never deleted; null = none.
