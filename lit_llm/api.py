@@ -29,7 +29,10 @@ from lit_llm.training.output_streams import log_to
 
 
 def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None) -> RunObjects:
-    """Build and return the Trainer, model, DataModule and config of `fit --config …`, without writing files or reading data.
+    """Build what `fit --config …` builds, and return it with the attributes `trainer`, `model`, `datamodule` and `config`.
+
+    The attributes are Lightning objects: `recipe.trainer.fit(recipe.model, datamodule=recipe.datamodule)` trains, too. This
+    function writes no files and reads no data.
 
     Args:
         configs: names of shipped recipes or paths of YAML files. A later recipe overrides an earlier one, key by key.
