@@ -119,15 +119,16 @@ OF_ARCHITECTURES = ("block_size", "vocab_size", "eos_id")
 GROUPS: tuple[str, ...] = (
     "model",
     ARCHITECTURE,
-    "lora",
-    "objective",
     "loss",
     "compute",
+    "lora",
+    "objective",
     "optimizer",
     "data",
     *CALLBACKS,
     "trainer",
 )
+"""All groups, in the order of config.yaml."""
 
 TRAINER: dict[str, Any] = {
     "max_epochs": -1,

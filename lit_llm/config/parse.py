@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 
 from lit_llm.config.arguments import FLAGS, Arguments, leaves, needs_value, read
 from lit_llm.config.class_defaults import fill_adamw
-from lit_llm.config.groups import ARCHITECTURE, CALLBACKS, Command
+from lit_llm.config.groups import GROUPS, Command
 from lit_llm.config.parse_errors import Mistakes
 from lit_llm.config.parser import parser_of, parser_of_options
 from lit_llm.config.ranges import null_problems, number_problems
@@ -18,9 +18,6 @@ from lit_llm.config.tree import Tree
 from lit_llm.config.warmup import settle_warmup, take_warmup
 from lit_llm.core.errors import noting
 from lit_llm.core.yaml_reading import refusal
-
-_ORDER = ("model", ARCHITECTURE, "loss", "compute", "lora", "objective", "optimizer", "data", *CALLBACKS, "trainer")
-"""The order of the groups in config.yaml."""
 
 
 def parse(command: Command, arguments: Arguments | list[str], weights: dict[str, Any] | None = None) -> RunSpec:
@@ -36,10 +33,9 @@ def parse(command: Command, arguments: Arguments | list[str], weights: dict[str,
         arguments = read(arguments)
     arguments, problems = refuse_groups_without_keys(arguments)
     tree = Tree.of(arguments, weights or {})
-    if command in ("validate", "test"):  # they log nothing: the package of a logger need not be here
-        tree.remove(
-            ["trainer.logger"] * all(a.source != FLAGS for a in tree.given.values() if a.key.startswith("trainer.logger"))
-        )
+    by_flag = any(a.source == FLAGS and a.key.startswith("trainer.logger") for a in tree.given.values())
+    if command in ("validate", "test") and not by_flag:  # they log nothing: the package of a logger need not be here
+        tree.remove(["trainer.logger"])
     warmup, of_warmup = take_warmup(tree)
     other_ends = _drop_earlier_alternatives(tree)
     problems += [*of_warmup, *arguments.problems, *map(needs_value, arguments.bare), *tree.problems]
@@ -47,9 +43,9 @@ def parse(command: Command, arguments: Arguments | list[str], weights: dict[str,
     options, mistakes = parser_of_options(command), Mistakes(tree)
     names = vars(options.get_defaults())
     config = mistakes.convert(options, {key: value for key, value in tree.values.items() if key in names}, {})
-    for group in _ORDER:
+    for group in GROUPS:
         config.update(mistakes.convert(parser_of(group), {group: tree.group(group)}, {group: Tree().group(group)}))
-    problems += mistakes.sentences(config, unknown=tree.values.keys() - {*names, *_ORDER})
+    problems += mistakes.sentences(config, unknown=tree.values.keys() - {*names, *GROUPS})
     problems = problems or _ambiguous_flags(tree, config)
     notes = [*tree.notes, *other_ends]
     given = frozenset(tree.given)

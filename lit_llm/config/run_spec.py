@@ -152,9 +152,9 @@ class RunSpec:
                     names = (given.get("init_args") or {}) if isinstance(given, dict) else {}
                     entry.init_args = Namespace({name: arguments[name] for name in vars(arguments) if name in names})
         options = Namespace({key: value for key, value in vars(config).items() if key not in GROUPS})
-        groups = {group: Namespace({group: config[group]}) for group in vars(config) if group in GROUPS}
-        parsers = [(parser_of_options(self.command), options), *((parser_of(group), value) for group, value in groups.items())]
-        return "".join(parser.dump(values, skip_unset=False, skip_validation=True) for parser, values in parsers)
+        parts = [(parser_of_options(self.command), options)]
+        parts += [(parser_of(group), Namespace({group: config[group]})) for group in GROUPS if group in config]
+        return "".join(parser.dump(values, skip_unset=False, skip_validation=True) for parser, values in parts)
 
     def settings(self) -> dict[str, Any]:
         """Return {dotted key without `init_args`: plain value} of the settings that `as_yaml` writes."""

@@ -128,13 +128,15 @@ class Tree:
         "init_args": …}, with the default arguments that lit_llm sets for the group's default class."""
         value = self.values.get(group, {} if group in PLAIN and group not in OFF else None)
         if group == "trainer" and isinstance(value, dict):
-            paths = {key: {"class_path": value[key]} for key in _MAY_BE_CLASSES if "." in str(value.get(key))}
-            return {**TRAINER, **value, **{key: path for key, path in paths.items() if isinstance(value[key], str)}}
+            paths = {key: path for key in _MAY_BE_CLASSES if isinstance(path := value.get(key), str) and "." in path}
+            return {**TRAINER, **value, **{key: {"class_path": path} for key, path in paths.items()}}
         if group not in (*CLASSES, ARCHITECTURE):
             return value
         default = CLASSES[group].value if group in CLASSES else None
-        if group not in self.values or value in _NULL:
-            return default if group not in self.values else None
+        if group not in self.values:
+            return default
+        if value in _NULL:
+            return None
         node = {"class_path": value} if isinstance(value, str) else value
         if not isinstance(node, dict):
             return node
