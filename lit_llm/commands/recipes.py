@@ -29,8 +29,8 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     parser = OwnFlags("recipes", alone=True, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
-    add = add_parser("list", help="print name, parameters, tokens and smallest hardware of each recipe (default command)")
-    add.add_argument("--json", type=bool, help="print JSON, with the titles")
+    add = add_parser("list", help="print name, parameters, tokens, smallest hardware and title of each recipe (default command)")
+    add.add_argument("--json", type=bool, help="print JSON")
     add = add_parser("show", help="print every setting of one recipe, as runnable YAML")
     add.add_argument("recipe", help="a name from the list, or a file")
     add = add_parser("diff", help="print the settings that differ between two recipes")
@@ -89,13 +89,13 @@ def table() -> list[dict[str, str]]:
 
 
 def _list() -> str:
-    columns = ("name", *FACTS)
+    columns = ("name", *FACTS, "title")
     rows = [dict(zip(columns, columns, strict=True)), *table()]
     widths = [max(len(row[column]) for row in rows) for column in columns]
     text = ""
     for row in rows:
-        name, parameters, tokens, fits = (row[column] for column in columns)
-        text += f"{name:<{widths[0]}}  {parameters:>{widths[1]}}  {tokens:>{widths[2]}}  {fits}\n"
+        name, parameters, tokens, fits, title = (row[column] for column in columns)
+        text += f"{name:<{widths[0]}}  {parameters:>{widths[1]}}  {tokens:>{widths[2]}}  {fits:<{widths[3]}}  {title}\n"
     overlays = [name for name, header in shipped().items() if header.is_overlay]
     return f"{text}\noverlays: {', '.join(overlays)}\n"
 

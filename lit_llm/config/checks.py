@@ -98,6 +98,10 @@ def training_problems(objects: RunObjects) -> list[str]:
     # A DataModule with needs_max_steps itself refuses a run without max_steps.
     if endless and not getattr(objects.datamodule, "needs_max_steps", False):
         problems += ["the run has no end: choose a recipe (--config NAME), or set --trainer.max_steps or --trainer.max_epochs"]
+    for unit in ("steps", "epochs"):
+        least, most = (getattr(objects.trainer, f"{end}_{unit}") for end in ("min", "max"))
+        if least is not None and most not in (None, -1) and least > most:
+            problems.append(f"trainer.min_{unit} is {least}, above trainer.max_{unit} {most} (--trainer.max_{unit} {least})")
     checkpoint = objects.parts.get("checkpoint")
     if checkpoint is not None and checkpoint.dirpath is not None:
         where = f"checkpoint.dirpath is {checkpoint.dirpath}, but a run is resumed from its own folder"

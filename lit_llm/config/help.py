@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import json
 import re
@@ -14,8 +15,20 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 from docstring_parser import parse, parse_from_object
 
+from lit_llm.config.arguments import plain_key
 from lit_llm.config.class_defaults import all_arguments
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, TRAINER, Command, default_class, options_of
+from lit_llm.config.groups import (
+    ARCHITECTURE,
+    CLASSES,
+    GROUPS,
+    OFF,
+    OPTIONS,
+    PLAIN,
+    TRAINER,
+    Command,
+    default_class,
+    options_of,
+)
 from lit_llm.config.parser import class_at, known_classes
 from lit_llm.config.ranges import range_of
 from lit_llm.core.errors import UserError
@@ -53,15 +66,22 @@ def print_help(command: Command, group: str | None, program: str, own: Flags) ->
     """Print the help of a command, or the full help of one group of settings.
 
     Args:
-        group: a group, a group and a class, like `schedule.WSD`, or a key that has further keys, like `model.moe`.
+        group: a group, a group and a class, like `schedule.WSD`, or a key, like `model.moe`, `schedule.WSD.shape` or `resume`.
             None: the help of the command.
         program: how the command is called, for the usage line.
         own: flags of the command that are no keys of a recipe.
 
     Raises:
-        UserError: There is no such group or class.
+        UserError: There is no such group, class or key.
     """
-    print("\n".join(_overview(command, program, own) if group is None else _in_full(group)))
+    if group is None:
+        lines = _overview(command, program, own)
+    else:
+        group = plain_key(group)
+        options = {name: Key(name, "", default if default != "none" else "null", text) for name, (default, text) in own.items()}
+        options |= {each.name: Key(each.name, _type(each.type), _value(each.default), each.help) for each in OPTIONS}
+        lines = _of_key(options[group], "") if group in options else _in_full(group)
+    print("\n".join(lines))
 
 
 def _overview(command: Command, program: str, own: Flags) -> Iterator[str]:
@@ -131,29 +151,72 @@ def _summary(group: str) -> Iterator[str]:
 
 def _in_full(name: str) -> Iterator[str]:
     group, _, inner = name.partition(".")
-    if group not in GROUPS or group == ARCHITECTURE:
+    if group == ARCHITECTURE:
+        yield from _brief(group)
+        return
+    if group not in GROUPS:
         raise UserError(f"there is no group {group}; groups are {', '.join(g for g in GROUPS if g != ARCHITECTURE)} (--help)")
     cls, prefix = _default_class(group), group
     if inner:
-        nested = _nested(cls)
-        known = nested or known_classes(group)
+        known = _nested(cls) or known_classes(group)
         if inner not in known:
-            some = f"{group} cannot be {inner}; known are {', '.join(known)}" if known else f"{group} has no {inner} to explain"
-            raise UserError(f"{some} (--help {group} lists its keys)")
-        cls, prefix = known[inner], name if nested else group
+            yield from _one_key(group, inner)
+            return
+        cls, prefix = known[inner], name if _nested(cls) else group
     yield f"{prefix}: {cls.__module__}.{cls.__name__}"
     yield ""
     yield from _docstring(cls).partition("\nArgs:\n")[0].strip().splitlines()
     yield ""
     for key in _keys(prefix, cls):
-        yield f"  --{prefix}.{key.name} {key.type} (default: {key.default})"
-        yield from textwrap.wrap(key.help, WIDTH, initial_indent="      ", subsequent_indent="      ")
+        yield from _of_key(key, f"{prefix}.")
     if nested := _nested(cls):
         yield f"Keys within a key: {', '.join(f'--help {group}.{name}' for name in nested)}."
     if group in CLASSES:
         yield ""
         yield from textwrap.wrap(f"Classes that --{group} can name: {', '.join(known_classes(group))}.", WIDTH)
         yield f"Their keys: --help {group}.CLASS. Your own class: its path, like my_project.MyClass."
+
+
+def _of_key(key: Key, prefix: str) -> Iterator[str]:
+    yield f"  --{prefix}{key.name} {key.type} (default: {key.default})".replace("  (", " (")
+    yield from textwrap.wrap(key.help, WIDTH, initial_indent="      ", subsequent_indent="      ")
+
+
+def _one_key(group: str, inner: str) -> Iterator[str]:
+    """Yield the help of one key of a group, once for each of its explanations: classes may have keys of the same name.
+
+    Args:
+        inner: the key, which may begin with a class of the group or with a key that has further keys: `WSD.shape`, `moe.experts`.
+
+    Raises:
+        UserError: There is no such key.
+    """
+    first, _, rest = inner.partition(".")
+    default, nested, known = _default_class(group), _nested(_default_class(group)), known_classes(group)
+    prefix, classes, wanted = group, [default, *(each for each in known.values() if each is not default)], inner
+    inside = [nested[first]] if first in nested else [*known_classes(f"{group}.{first}").values()]
+    if (group, first) == ("trainer", "strategy"):
+        inside = [class_at("lit_llm.distributed.mesh_strategy.MeshStrategy")]
+    if rest and inside:
+        prefix, classes, wanted = f"{group}.{first}", inside, rest
+    elif rest and first in known:
+        classes, wanted = [known[first]], rest
+    name = wanted.partition(".")[0]  # of `trainer.strategy.shard`, the key that fit's help has
+    found: dict[tuple[str, ...], list[str]] = {}
+    for cls in classes:
+        for key in _keys(prefix, cls):
+            if key.name == name:
+                found.setdefault(tuple(_of_key(key, f"{prefix}.")), []).append(cls.__name__)
+    if not found:
+        near = difflib.get_close_matches(name, {key.name for cls in classes for key in _keys(prefix, cls)}, n=1)
+        hint = f"; did you mean {prefix}.{near[0]}?" if near else ""
+        choices = nested or known
+        what = f"{group} cannot be {inner}; known are {', '.join(choices)}" if choices else f"{group} has no {inner} to explain"
+        raise UserError(f"{what}{hint} (--help {group} lists its keys)")
+    for lines, owners in found.items():
+        if len(classes) > 1:
+            yield f"{prefix}: {', '.join(owners)}"
+        yield from lines
 
 
 def _nested(cls: type) -> dict[str, type]:

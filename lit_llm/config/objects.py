@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import instantiate_class
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
 from lit_llm.config.devices import devices_problem
@@ -173,6 +174,8 @@ def _connect(objects: RunObjects) -> None:
     if model is not None and MODEL_DOMAINS["block_size"].accepts(model.block_size) and getattr(data, "block_size", 0) is None:
         data.block_size = model.block_size
     if not isinstance(data, TokenDataModule):
+        if spec.fits and trainer is not None and isinstance(data, LightningDataModule) and not is_overridden("val_dataloader", data):
+            trainer.limit_val_batches = 0  # no validation
         return
     if spec.fits:
         data.find_ramp([objects.parts.get("batch_ramp")] if trainer is None else trainer.callbacks)  # type: ignore[attr-defined]

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from lit_llm.config.arguments import COMMAND_LINE, Arguments, Assignment, needs_value, plain_key
-from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, PLAIN, WARMUPS, Command, options_of
+from lit_llm.config.arguments import COMMAND_LINE, FLAGS, Arguments, Assignment, needs_value, plain_key
+from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, OPTIONS, PLAIN, WARMUPS, Command, options_of
 from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.core.disk import real_path
 from lit_llm.core.errors import UserError, report
@@ -37,8 +37,9 @@ def check(
     arguments, problems = refuse_groups_without_keys(arguments)
     problems = [*own, *problems]
     known = known_keys(command, arguments)
-    unknown = [a for a in arguments.assignments if is_unknown(a, known)]
-    problems += [*arguments.problems, *(unknown_key(a, _flat(known), flags) for a in unknown)]
+    others = {a.key: said for a in arguments.assignments if (said := _of_other_commands(command, a))}
+    unknown = [a for a in arguments.assignments if a.key in others or is_unknown(a, known)]
+    problems += [*arguments.problems, *(others.get(a.key) or unknown_key(a, _flat(known), flags) for a in unknown)]
     for key in arguments.bare:
         flag = Assignment(plain_key(key), None, COMMAND_LINE)
         unknown_flag = key not in ("config", "c", "run") and is_unknown(flag, known)
@@ -46,8 +47,8 @@ def check(
     if not problems:
         return arguments
     rest = arguments.without(unknown)
-    others = {real_path(a.origin) for a in rest.assignments}
-    if own or alone or all(origin.is_relative_to(real_path(SHIPPED)) for origin in others):
+    origins = {real_path(a.origin) for a in rest.assignments}
+    if own or alone or all(origin.is_relative_to(real_path(SHIPPED)) for origin in origins):
         raise UserError("\n".join(problems))
     report("\n".join(problems))
     return Arguments(rest.items, rest.config_files, reported=True)
@@ -97,6 +98,17 @@ def is_unknown(assignment: Assignment, known: dict[str, set[str] | None]) -> boo
     if names is None or not rest or group not in GROUPS:
         return bool(rest) and group not in GROUPS
     return rest.partition(".")[0].removesuffix("+") not in {*names, "dict_kwargs"}
+
+
+def _of_other_commands(command: Command, given: Assignment) -> str | None:
+    """Return why a flag is refused that `fit`, say, has and `command` does not use; None for other flags and for files."""
+    option = next((each for each in OPTIONS if each.name == given.key and command not in each.commands), None)
+    if option is None or given.source != FLAGS:
+        return None
+    instead = {"resume": "ckpt_path"} if command in ("validate", "test") else {"ckpt_path": "resume"} if command == "fit" else {}
+    flag = instead.get(given.key)
+    hint = f": name the checkpoint with --{flag}" if flag else ": leave it out"
+    return f"{given.key} is a flag of {' and '.join(option.commands)}, not of {command}{hint} {given.where}"
 
 
 def _flat(known: dict[str, set[str] | None]) -> list[str]:

@@ -22,7 +22,7 @@ from lit_llm.callbacks.tensorboard_setup import tensorboard_logger
 from lit_llm.checkpoint.io import AsyncFolderCheckpointIO, FolderCheckpointIO
 from lit_llm.config.run_callbacks import run_callbacks
 from lit_llm.config.run_spec import RunSpec
-from lit_llm.core._lightning import before_connecting, keep_order_of_loaders, watch_launched
+from lit_llm.core._lightning import before_connecting, keep_order_of_loaders, log_at_optimizer_steps, watch_launched
 from lit_llm.core.disk import read_json
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_slurm, launched_ranks
@@ -66,6 +66,7 @@ def make_trainer(spec: RunSpec, groups: list[Callback], *, extra_logger: Logger 
             "(--trainer.devices, --trainer.num_nodes)"
         )
     keep_order_of_loaders(trainer)
+    log_at_optimizer_steps(trainer)
     if trainer.world_size > 1:
         settings = same_on_all_ranks(spec.settings())
         before_connecting(trainer.strategy, partial(meet, trainer, settings))

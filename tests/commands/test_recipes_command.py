@@ -21,7 +21,7 @@ def test_the_list_needs_neither_torch_nor_lightning():
     )
     lines = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[-1] == "set()"
-    assert lines[0].split() == ["name", "parameters", "tokens", "fits", "on"]
+    assert lines[0].split() == ["name", "parameters", "tokens", "fits", "on", "title"]
 
 
 def test_the_list_has_every_recipe_with_figures_and_every_overlay(capsys):
@@ -31,7 +31,7 @@ def test_the_list_has_every_recipe_with_figures_and_every_overlay(capsys):
     printed, _, overlays = capsys.readouterr().out.partition("overlays: ")
     recipes = {path.stem for path in SHIPPED.glob("*.yaml") if "# parameters" in path.read_text()}
     assert {row["name"] for row in rows} == recipes == {line.split()[0] for line in printed.splitlines()[1:] if line}
-    assert "?" not in printed
+    assert "?" not in printed and all(any(line.endswith(row["title"]) for line in printed.splitlines()) for row in rows)
     assert set(overlays.strip().split(", ")) == {name for name, header in shipped().items() if header.is_overlay}
 
 

@@ -76,12 +76,22 @@ def test_every_group_has_help(capsys, group):
     assert f"{group}: " in printed(capsys, "fit", "--help", group)
 
 
+def test_every_key_in_the_help_of_fit_has_help_of_its_own(capsys):
+    listed = re.findall(r"--([a-z_]+(?:\.[a-z_0-9]+)*) ", printed(capsys, "fit", "--help"))
+    keys = {key for key in listed if key not in ("config", "run", "help", "print_config")} | {"trainer.strategy.shard"}
+    assert len(keys) > 200
+    for key in sorted(keys - {"architecture"}):
+        if key not in GROUPS:
+            assert f"  --{key} " in printed(capsys, "fit", "--help", key), key
+    assert "(default: 0.2)" in printed(capsys, "fit", "--help", "schedule.WSD.decay_fraction")
+
+
 def test_help_for_what_does_not_exist_is_refused(capsys):
     assert main(["fit", "--help", "shedule"]) == 2
     assert "there is no group shedule; groups are model," in capsys.readouterr().err
     assert main(["fit", "--help", "schedule.WDS"]) == 2
     assert "schedule cannot be WDS; known are Constant," in capsys.readouterr().err
-    for wrong, said in (("model.meo", "latent, moe"), ("trainer.devices", "--help trainer")):
+    for wrong, said in (("model.meo", "latent, moe"), ("trainer.devises", "trainer.devices? (--help trainer")):
         assert main(["fit", "--help", wrong]) == 2
         assert said in capsys.readouterr().err
 
