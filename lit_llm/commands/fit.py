@@ -48,6 +48,8 @@ def _with_own_tokenizer(arguments: Arguments) -> Arguments:
 
 
 def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int:
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
     from lit_llm.config.build import build
     from lit_llm.config.resolve import decide, read_spec
     from lit_llm.core.errors import UserError
@@ -57,6 +59,8 @@ def _evaluate(command: Literal["validate", "test"], arguments: Arguments) -> int
     built = build(decide(read_spec(command, _with_own_tokenizer(arguments))))
     saved = built.spec.start.saved
     assert saved is not None
+    if not is_overridden(f"{'val' if command == 'validate' else 'test'}_dataloader", built.datamodule):
+        raise UserError(f"{type(built.datamodule).__name__} has no data to {command} on: name other data (--data)")
     run = built.trainer.validate if command == "validate" else built.trainer.test
     try:
         run(built.model, datamodule=built.datamodule, ckpt_path=saved.path, verbose=False, weights_only=True)

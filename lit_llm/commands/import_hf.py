@@ -275,6 +275,10 @@ def main(arguments: list[str]) -> int:
     buffers = ("router.choice_bias", "router.shares")
     count = sum(tensor.numel() for name, tensor in saved["state_dict"].items() if not name.endswith(buffers))
     print(f"{run}: {count:,} parameters in {', '.join(dtypes)}, context {saved['model_config']['block_size']:,}")
+    if not is_dcp_folder(folder):
+        stored = WeightFiles(folder, text_only=text_config(read_object(folder / CONFIG)) is not None)
+        values = sum(stored[name].numel() for name in stored.files)
+        print(f"read: {values:,} values in {len(stored.files):,} tensors of {folder}")
     for note in notes:
         print(f"note: {note}")
     print(how_to_generate)

@@ -29,7 +29,9 @@ def _parsers() -> tuple[OwnFlags, dict[str, OwnFlags]]:
     parser = OwnFlags("recipes", alone=True, description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_parser = partial(commands.add_parser, alone=True)
-    add = add_parser("list", help="print name, parameters, tokens, smallest hardware and title of each recipe (default command)")
+    add = add_parser(
+        "list", help="print name, parameters, tokens, smallest hardware and title of each recipe (default command)"
+    )
     add.add_argument("--json", type=bool, help="print JSON")
     add = add_parser("show", help="print every setting of one recipe, as runnable YAML")
     add.add_argument("recipe", help="a name from the list, or a file")

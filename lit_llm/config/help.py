@@ -183,7 +183,7 @@ def _of_key(key: Key, prefix: str) -> Iterator[str]:
 
 
 def _one_key(group: str, inner: str) -> Iterator[str]:
-    """Yield the help of one key of a group, once for each of its explanations: classes may have keys of the same name.
+    """Yield the help of one key of a group, once for each explanation that classes of the group give.
 
     Args:
         inner: the key, which may begin with a class of the group or with a key that has further keys: `WSD.shape`, `moe.experts`.

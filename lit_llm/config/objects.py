@@ -174,7 +174,12 @@ def _connect(objects: RunObjects) -> None:
     if model is not None and MODEL_DOMAINS["block_size"].accepts(model.block_size) and getattr(data, "block_size", 0) is None:
         data.block_size = model.block_size
     if not isinstance(data, TokenDataModule):
-        if spec.fits and trainer is not None and isinstance(data, LightningDataModule) and not is_overridden("val_dataloader", data):
+        if (
+            spec.fits
+            and trainer is not None
+            and isinstance(data, LightningDataModule)
+            and not is_overridden("val_dataloader", data)
+        ):
             trainer.limit_val_batches = 0  # no validation
         return
     if spec.fits:

@@ -105,7 +105,9 @@ def _of_other_commands(command: Command, given: Assignment) -> str | None:
     option = next((each for each in OPTIONS if each.name == given.key and command not in each.commands), None)
     if option is None or given.source != FLAGS:
         return None
-    instead = {"resume": "ckpt_path"} if command in ("validate", "test") else {"ckpt_path": "resume"} if command == "fit" else {}
+    instead = (
+        {"resume": "ckpt_path"} if command in ("validate", "test") else {"ckpt_path": "resume"} if command == "fit" else {}
+    )
     flag = instead.get(given.key)
     hint = f": name the checkpoint with --{flag}" if flag else ": leave it out"
     return f"{given.key} is a flag of {' and '.join(option.commands)}, not of {command}{hint} {given.where}"

@@ -148,6 +148,48 @@ def test_a_stock_callback_works_beside_ours(folder, capsys):
     assert sorted(curve(Path("runs/tiny"), "val/loss")) == [2, 4]  # never better by 100 nats: stopped at the second look
 
 
+def test_what_a_callback_logs_by_self_log_is_at_its_optimizer_step(folder, capsys, monkeypatch):
+    (folder / "logs_steps.py").write_text(
+        "from lightning.pytorch import Callback\n\n\nclass Steps(Callback):\n"
+        "    def on_train_batch_end(self, trainer, module, *_):\n"
+        "        module.log('own/step', float(trainer.global_step))\n\n"
+        "    def on_validation_epoch_end(self, trainer, module):\n"
+        "        module.log('own/validated', float(trainer.global_step))\n"
+    )
+    (folder / "own.yaml").write_text("trainer: {log_every_n_steps: 2, callbacks+: [{class_path: logs_steps.Steps}]}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    flags = ("--config", "tiny.yaml", "--config", "own.yaml", "--validation.every_n_steps", "2")
+    code, *_ = run(capsys, "fit", *flags, "--data.micro_batch_size", "1")  # several micro-batches in a step
+    steps, validated = (curve(Path("runs/tiny"), name) for name in ("own/step", "own/validated"))
+    assert code == 0 and len(steps) > 1 and len(validated) > 1
+    assert all(step == value for each in (steps, validated) for step, value in each.items())
+
+
+def test_data_without_val_dataloader_train_and_are_not_validated(folder, capsys, monkeypatch):
+    (folder / "no_validation.py").write_text(
+        "import lightning as L\nimport torch\nfrom torch.utils.data import DataLoader\n\n\n"
+        "class Counting(L.LightningDataModule):\n"
+        "    vocab_size = 64\n\n    def train_dataloader(self):\n        ids = torch.arange(9) + torch.arange(32)[:, None]\n"
+        "        return DataLoader([{'input_ids': row[:-1], 'targets': row[1:]} for row in ids], batch_size=4)\n"
+    )
+    (folder / "counting.yaml").write_text(
+        "model: {n_layer: 1, n_head: 2, n_embd: 32, block_size: 8}\ndata: {class_path: no_validation.Counting}\n"
+        "trainer: {max_steps: 4, accelerator: cpu, log_every_n_steps: 1}\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    assert run(capsys, "fit", "--config", "counting.yaml")[0] == 0
+    assert sorted(curve(Path("runs/counting"), "train/loss")) == [1, 2, 3, 4]
+    code, _, err = run(capsys, "validate", "--run", "runs/counting")[:3]
+    assert code == 2 and "(--data)" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("unit", ["steps", "epochs"])
+def test_a_least_length_above_the_longest_is_refused(folder, capsys, unit):
+    flags = (f"--trainer.min_{unit}", "20", f"--trainer.max_{unit}", "12")
+    code, _, err = run(capsys, "fit", "--config", "tiny.yaml", *flags)[:3]
+    assert code == 2 and f"(--trainer.max_{unit} 20)" in err and not Path("runs/tiny").exists()
+
+
 def test_a_group_that_is_null_is_left_out(folder, capsys):
     code, out, _ = run(
         capsys, "fit", "--config", "tiny.yaml", "--checkpoint", "null", "--validation", "null", "--schedule", "null"

@@ -41,6 +41,12 @@ QUICK = ["--config", "quickstart"]
             "unexpected argument 'fast'; write values after their flag, like --model.n_layer 4, and several as a list",
         ),
         (["fit", "--data.paths", "a.txt"], "name other data, with --data TextFiles for text files (--data.paths, in"),
+        (
+            ["validate", *QUICK, "--resume", "auto"],
+            "resume is a flag of fit, not of validate: name the checkpoint with --ckpt_path",
+        ),
+        (["test", *QUICK, "--replace", "true"], "replace is a flag of fit and prepare, not of test"),
+        (["fit", *QUICK, "--ckpt_path", "best"], "name the checkpoint with --resume (--ckpt_path, in"),
         (["trian"], "unknown command 'trian'"),
         (["fit", "--config"], "--config needs a value"),
     ],

@@ -321,6 +321,7 @@ def test_both_commands_print_what_they_made_and_mistakes_are_one_line(hf, tmp_pa
     out = capsys.readouterr().out
     parameters = 2 * VOCAB * 32 + 3 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 44 + 2 * 32) + 32 + 2 * (128 - VOCAB) * 32
     assert f"{parameters:,} parameters in float32" in out
+    assert f"read: {parameters - 2 * (128 - VOCAB) * 32:,} values in {3 + 3 * 9} tensors of {hf}" in out  # without padding
     assert "has no tokenizer.json, so text cannot be tokenized" in out
     assert main(["export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
     assert "LlamaForCausalLM" in capsys.readouterr().out
