@@ -186,7 +186,7 @@ def _one_key(group: str, inner: str) -> Iterator[str]:
     """Yield the help of one key of a group, once for each explanation that classes of the group give.
 
     Args:
-        inner: the key, which may begin with a class of the group or with a key that has further keys: `WSD.shape`, `moe.experts`.
+        inner: the key, perhaps after a class of the group or a key that has further keys: `WSD.shape`, `moe.experts`.
 
     Raises:
         UserError: There is no such key.

@@ -36,7 +36,7 @@ def set_max_steps(trainer: Trainer, steps: int) -> None:
 
 
 def log_at_optimizer_steps(trainer: Trainer) -> None:
-    """Make values of `self.log` appear in loggers at `trainer.global_step`, as rows of callbacks do. Lightning: from 0."""
+    """Make loggers get values of `self.log` at `trainer.global_step`, as rows of callbacks. Lightning counts from 0."""
 
     def log(inner: Callable[..., None], metrics: dict[str, Any], step: int | None = None) -> None:
         fits = trainer.state.fn == "fit"
