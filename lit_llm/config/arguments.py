@@ -73,16 +73,14 @@ class Arguments:
     Attributes:
         items: recipe files and flags, in the order in which they apply. The base of a file comes right before the file.
         config_files: the recipe files that were named, without bases. The run folder is named after them.
-        problems: one sentence for each word that cannot be understood.
+        problems: one sentence for each word that cannot be understood, and after `spelling.check` for each unknown key.
         bare: keys of flags that need a value and were given without one.
-        reported: whether mistakes have already been printed (`spelling.check`). If true, the command must fail.
     """
 
     items: list[RecipeFile | Flag]
     config_files: list[str]
     problems: list[str] = field(default_factory=list)
     bare: list[str] = field(default_factory=list)
-    reported: bool = False
 
     @property
     def assignments(self) -> list[Assignment]:
