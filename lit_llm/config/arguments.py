@@ -92,7 +92,7 @@ class Arguments:
         return next((a.value for a in reversed(self.assignments) if a.key == key), None)
 
     def asks_for(self, *keys: str) -> Flag | None:
-        """The first flag in `items` whose key is one of `keys`; None if there is no such flag."""
+        """The first flag in `items` whose key is one of `keys`, as for `--help`; None if there is no such flag."""
         return next((item for item in self.items if isinstance(item, Flag) and item.key in keys), None)
 
     def without(self, dropped: list[Assignment]) -> Arguments:
@@ -254,7 +254,9 @@ def read(words: list[str]) -> Arguments:
 
 
 def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
-    """Return `items` without depths, and with the settings that follow from the last depth after the first file with a depth.
+    """Return `items` without the key `depth`, and with the settings that `dial.settings_of` computes from the last depth.
+
+    These settings stand right after the first recipe file with a depth, so that later files and flags override them.
 
     Raises:
         UserError: A depth is out of range, or a flag gives a depth although no recipe file has one.
