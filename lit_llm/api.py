@@ -44,7 +44,7 @@ def load_recipe(*configs: str | Path, settings: Mapping[str, Any] | None = None)
     words = [f"--config={config}" for config in configs]
     words += [f"--{key}={as_flag(value)}" for key, value in (settings or {}).items()]
     with flags(flag_of):  # a dotted key is a flag
-        return build(decide(read_spec("fit", spelling.check("fit", read(words), alone=True))), memory=memory_problem)
+        return build(decide(read_spec("fit", spelling.check("fit", read(words)))), memory=memory_problem)
 
 
 def fit(recipe: RunObjects) -> int:

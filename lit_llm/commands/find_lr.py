@@ -61,6 +61,8 @@ def main(words: list[str]) -> int:
     """Search the rates, print them, write the overlay and the page, and return the exit code."""
     flags = _own_flags()
     own, rest = flags.split(words)
+    if own.out is None:
+        flags.problems.append("find-lr needs a file for the overlay (--out overlay.yaml)")
     return launch("fit", rest, lambda arguments: _run(own, arguments), own=flags)
 
 
@@ -69,8 +71,6 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
     from lit_llm.core.disk import write_text
     from lit_llm.reporting.rate_page import rate_page
 
-    if own.out is None:
-        raise UserError("find-lr needs a file for the overlay (--out overlay.yaml)")
     html = new_file_if(own.html, replace=own.replace, flag="--html")
     with new_file(own.out, replace=own.replace) as overlay, html as page:
         runs, say = ShortRuns(arguments), partial(print, flush=True)

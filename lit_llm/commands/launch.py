@@ -19,8 +19,7 @@ def launch(command: Command, words: list[str], run: Callable[[Arguments], int], 
     Args:
         own: the command's flags that are not keys of a recipe. The help lists these flags, a mistyped key may mean one of
             them, and problems of these flags are reported together with problems of the recipe.
-        run: does the work, and returns the exit code. It must raise a UserError if `arguments.reported` is true, as `build`
-            and `parse` do.
+        run: does the work, and returns the exit code.
     """
     try:
         return _launch(command, words, run, own)

@@ -73,16 +73,14 @@ class Arguments:
     Attributes:
         items: recipe files and flags, in the order in which they apply. The base of a file comes right before the file.
         config_files: the recipe files that were named, without bases. The run folder is named after them.
-        problems: one sentence for each word that cannot be understood.
+        problems: one sentence for each word that cannot be understood, and after `spelling.check` for each unknown key.
         bare: keys of flags that need a value and were given without one.
-        reported: whether mistakes have already been printed (`spelling.check`). If true, the command must fail.
     """
 
     items: list[RecipeFile | Flag]
     config_files: list[str]
     problems: list[str] = field(default_factory=list)
     bare: list[str] = field(default_factory=list)
-    reported: bool = False
 
     @property
     def assignments(self) -> list[Assignment]:
@@ -94,7 +92,7 @@ class Arguments:
         return next((a.value for a in reversed(self.assignments) if a.key == key), None)
 
     def asks_for(self, *keys: str) -> Flag | None:
-        """The first flag in `items` whose key is one of `keys`; None if there is no such flag."""
+        """The first flag in `items` whose key is one of `keys`, as for `--help`; None if there is no such flag."""
         return next((item for item in self.items if isinstance(item, Flag) and item.key in keys), None)
 
     def without(self, dropped: list[Assignment]) -> Arguments:
@@ -256,7 +254,9 @@ def read(words: list[str]) -> Arguments:
 
 
 def _with_depth(items: list[RecipeFile | Flag]) -> list[RecipeFile | Flag]:
-    """Return `items` without depths, and with the settings that follow from the last depth after the first file with a depth.
+    """Return `items` without the key `depth`, and with the settings that `dial.settings_of` computes from the last depth.
+
+    These settings stand right after the first recipe file with a depth, so that later files and flags override them.
 
     Raises:
         UserError: A depth is out of range, or a flag gives a depth although no recipe file has one.

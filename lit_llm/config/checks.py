@@ -14,8 +14,7 @@ from lit_llm.core.batch_sizes import small_note
 from lit_llm.core.errors import UserError
 from lit_llm.core.ranks import is_rank_zero
 from lit_llm.data import TokenDataModule
-from lit_llm.distributed.layout import layout, layout_of
-from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.layout import layout_problems
 from lit_llm.models.lora import rank_problem, target_problems
 from lit_llm.runs.init_from import InitialWeights
 from lit_llm.runs.saved_run import SavedRun
@@ -111,44 +110,38 @@ def training_problems(objects: RunObjects) -> list[str]:
 
 def data_problems(objects: RunObjects) -> list[str]:
     """Return the problems of the layout over devices and of the data. Those about missing files have the class MissingFiles."""
-    data, trainer = objects.datamodule, objects.trainer
-    ranks: int | None = 1
-    problems: list[str] = []
-    if trainer is not None:
-        ranks, problems = _layout(objects, trainer)
-    if ranks is None or not hasattr(data, "problems"):
+    data, layout, problems = objects.datamodule, objects.layout, list[str]()
+    if objects.trainer is not None:
+        problems += _device_problems(objects, objects.trainer)
+    if layout is None or not hasattr(data, "problems"):
         return problems
-    return [*problems, *data.problems(ranks)]
+    return [*problems, *data.problems(layout.data_parallel)]
 
 
-def _layout(objects: RunObjects, trainer: Trainer) -> tuple[int | None, list[str]]:
-    """Return (number of data-parallel ranks or None if the layout is impossible, problems of the layout and of the devices)."""
-    spec, machine = objects.spec, objects.spec.machine
-    laid_out = spec.model, objects.architecture, spec.compute, str(spec.config.trainer.precision), spec.loss
-    if machine is not None:
-        devices = machine.devices_for(spec.config)
-        if isinstance(objects.strategy, MeshStrategy):
-            return layout(objects.strategy, devices, *laid_out)
-        try:
-            return layout_of(objects.strategy or "auto", devices, machine.per_node).data_parallel, []
-        except UserError as error:
-            return None, [str(error)]
-    ranks, problems = layout(trainer.strategy, trainer.world_size, *laid_out)
+def _device_problems(objects: RunObjects, trainer: Trainer) -> list[str]:
+    """Return why the layout cannot train the model, and, if the run is for this machine, what its devices do not support."""
+    spec, problems = objects.spec, list[str]()
+    if objects.layout is not None:
+        laid_out = spec.model, objects.architecture, spec.compute, str(spec.config.trainer.precision), spec.loss
+        problems += layout_problems(objects.strategy, objects.layout, *laid_out)
+    if spec.machine is not None:
+        return problems
     problems += device_problems(trainer, spec.compute, spec.model if objects.architecture is None else None)
     if spec.fits:
-        problems += filter(None, [optimizer_device_problem(trainer, objects.spec.config.optimizer)])
-    return ranks, problems
+        problems += filter(None, [optimizer_device_problem(trainer, spec.config.optimizer)])
+    return problems
 
 
 def batch_notes(objects: RunObjects) -> list[str]:
     """Return notes if micro-batches of a `fit` run are far smaller than possible. Call this only for a run without problems."""
-    data, trainer = objects.datamodule, objects.trainer
-    ranks = None if trainer is None or not objects.spec.fits else _layout(objects, trainer)[0]
-    if ranks is None or not isinstance(data, TokenDataModule):
+    data, layout = objects.datamodule, objects.layout
+    if not objects.spec.fits or layout is None or not isinstance(data, TokenDataModule):
         return []
     ramp, length = data.ramp, data.block_size
     sizes = {data.global_batch_size} if ramp is None or not length else {size for _, size in ramp.sequences(length)}
-    return [note for size in sorted(sizes) for note in small_note(size, data.micro_batch_size, ranks, data.pipeline)]
+    return [
+        note for size in sorted(sizes) for note in small_note(size, data.micro_batch_size, layout.data_parallel, data.pipeline)
+    ]
 
 
 def checkpoint_problems(objects: RunObjects) -> list[str]:

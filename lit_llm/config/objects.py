@@ -22,6 +22,8 @@ from lit_llm.config.run_spec import RunSpec
 from lit_llm.config.trainer import make_trainer
 from lit_llm.core.errors import UserError, noting, refuse
 from lit_llm.data import TokenDataModule
+from lit_llm.distributed.layout import layout_of
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.models.config import MODEL_DOMAINS
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
@@ -42,6 +44,7 @@ class RunObjects:
         optimizer: the recipe's optimizer, built for two small parameters to check its arguments. None: it could not be built.
         trainer: the Trainer. None: the command is `prepare`, or the Trainer could not be built.
         strategy: the Trainer's strategy, or, for a run planned for another machine, the strategy that the recipe names.
+        layout: the parallel layout of the strategy; one device without a Trainer. None: the devices do not fit the strategy.
         problems: a sentence for each object that could not be built.
         missing_data: sentences about data files that are not on this machine. Only with `spec.machine`.
         model: the model, built after all checks. None: the command is `prepare`.
@@ -54,6 +57,7 @@ class RunObjects:
     optimizer: Optimizer | None
     trainer: Trainer
     strategy: Any
+    layout: Layout | None
     problems: tuple[str, ...]
     missing_data: tuple[str, ...] = ()
     model: LanguageModel = None  # type: ignore[assignment]  # of `prepare`, and until the checks have passed
@@ -102,8 +106,16 @@ def make_objects(spec: RunSpec, replaced: Mapping[str, Any]) -> RunObjects:
                 strategy = trainer.strategy
     if spec.machine is not None and "trainer" not in spec.refused:
         strategy = spec.build("trainer", without=("logger", "callbacks", "profiler", "plugins")).strategy
+    layout: Layout | None = Layout()
+    if trainer is not None:
+        layout, machine = None, spec.machine
+        sizes = trainer.world_size, trainer.num_devices
+        with noting(problems):
+            layout = layout_of(
+                strategy or "auto", *(sizes if machine is None else (machine.devices_for(config), machine.per_node))
+            )
     architecture = Architecture.of(config.get(ARCHITECTURE))
-    objects = RunObjects(spec, parts, architecture, follower, optimizer, trainer, strategy, tuple(problems))  # type: ignore[arg-type]
+    objects = RunObjects(spec, parts, architecture, follower, optimizer, trainer, strategy, layout, tuple(problems))  # type: ignore[arg-type]
     _connect(objects)
     return objects
 

@@ -238,7 +238,7 @@ def nearest_class(value: str, classes: list[str]) -> str | None:
 
 
 def _choices(kinds: str) -> list[str]:
-    """Return the values of a type, given as text, that has only Literal[…] and null, each once; [] for any other type."""
+    """Return the possible values of a type, given as text, if it consists of Literal[…] and null alone; else []."""
     if re.sub(r"Literal\[[^\]]*\]|null|[,\s]", "", kinds):
         return []
     values = [str(value) for inner in re.findall(r"Literal\[([^\]]*)\]", kinds) for value in ast.literal_eval(f"[{inner}]")]

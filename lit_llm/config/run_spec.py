@@ -164,9 +164,9 @@ class RunSpec:
         """Print the notes, unless there are problems.
 
         Raises:
-            UserError: There are problems, or some have been printed already.
+            UserError: There are problems.
         """
-        if self.problems or self.arguments.reported:
+        if self.problems:
             raise UserError("\n".join(self.problems))
         report("\n".join(self.notes), kind="note")
 

@@ -17,22 +17,19 @@ from lit_llm.config.arguments import COMMAND_LINE, FLAGS, Arguments, Assignment,
 from lit_llm.config.groups import ARCHITECTURE, CLASSES, GROUPS, OFF, OPTIONS, PLAIN, WARMUPS, Command, options_of
 from lit_llm.config.recipe_files import SHIPPED
 from lit_llm.core.disk import real_path
-from lit_llm.core.errors import UserError, report
+from lit_llm.core.errors import UserError
 
 
-def check(
-    command: Command, arguments: Arguments, flags: Iterable[str] = (), own: Sequence[str] = (), *, alone: bool = False
-) -> Arguments:
-    """Print what is wrong with keys and words, and return the arguments without it, so that other mistakes can be found too.
+def check(command: Command, arguments: Arguments, flags: Iterable[str] = (), own: Sequence[str] = ()) -> Arguments:
+    """Return the arguments without wrong keys and words, and with a sentence about each of them in `problems`.
 
     Args:
         flags: names of the command's own flags, which are no keys of a recipe.
         own: problems with the values of the own flags.
-        alone: whether to raise one error with all that is wrong, instead of printing it and returning.
 
     Raises:
-        UserError: There are mistakes, and either `alone` is true, or `own` is not empty, or the remaining settings are all from
-            shipped recipes, which have no mistakes.
+        UserError: There are mistakes, and either `own` is not empty, or the remaining settings are all from shipped recipes,
+            which have no mistakes. The answer then needs no import of torch.
     """
     arguments, problems = refuse_groups_without_keys(arguments)
     problems = [*own, *problems]
@@ -48,10 +45,9 @@ def check(
         return arguments
     rest = arguments.without(unknown)
     origins = {real_path(a.origin) for a in rest.assignments}
-    if own or alone or all(origin.is_relative_to(real_path(SHIPPED)) for origin in origins):
+    if own or all(origin.is_relative_to(real_path(SHIPPED)) for origin in origins):
         raise UserError("\n".join(problems))
-    report("\n".join(problems))
-    return Arguments(rest.items, rest.config_files, reported=True)
+    return Arguments(rest.items, rest.config_files, problems)
 
 
 def refuse_groups_without_keys(arguments: Arguments) -> tuple[Arguments, list[str]]:

@@ -222,7 +222,8 @@ class Tree:
         self.set(assignment, {} if value in _EMPTY else value)
 
     def _inside(self, parts: list[str], *, create: bool = False) -> dict[str, Any] | None:
-        """Return the dict in `values` for the last of the parts of a key; None without one. `create`: make missing dicts."""
+        """Return the dict in `values` that has, or can have, the last of the `parts` of a dotted key; None if there is no such
+        dict. `create`: make the dicts that are missing on the way."""
         node = self.values
         for depth, (name, following) in enumerate(pairwise(parts)):
             below: Any = node.get(name)

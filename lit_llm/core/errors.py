@@ -66,8 +66,7 @@ def noting(problems: list[str], flag: str | None = None) -> Iterator[None]:
         yield
     except UserError as error:
         show_traceback(error)
-        lines = str(error).splitlines() or [""]  # without a text, its mistakes are reported already
-        problems += [line if flag is None else with_flag(line, flag) for line in lines]
+        problems += [line if flag is None else with_flag(line, flag) for line in str(error).splitlines()]
 
 
 def with_flag(sentence: str, flag: str) -> str:

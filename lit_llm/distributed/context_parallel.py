@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from lit_llm.core.mesh_sizes import MeshSizes
+from lit_llm.distributed.parallel_layout import Layout
 from lit_llm.models.gpt import GPT, GPTConfig
 from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
 
@@ -18,21 +18,22 @@ def apply_context_parallel(model: GPT, mesh: DeviceMesh, kind: ContextAttention)
     model.sequence_shard = SequenceShard(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), kind)
 
 
-def context_problems(config: GPTConfig, sizes: MeshSizes, kind: ContextAttention) -> list[str]:
-    """One sentence for each reason why `sizes.context` ranks cannot share the sequences of a model."""
+def context_problems(config: GPTConfig, layout: Layout) -> list[str]:
+    """Return a sentence for each reason why `layout.context` ranks cannot share the sequences of a model."""
     problems = []
-    if sizes.context > config.block_size:
+    if layout.context > config.block_size:
         problems.append(
-            f"context={sizes.context}, but a sequence has {config.block_size} positions (model.block_size): use at most "
+            f"context={layout.context}, but a sequence has {config.block_size} positions (model.block_size): use at most "
             f"--trainer.strategy.context {config.block_size}"
         )
-    heads, ranks = config.kv_heads, sizes.tensor_parallel
-    if kind == "heads" and heads // ranks % sizes.context:  # a divisor of the key-value heads divides the query heads, too
-        fitting = max(n for n in range(1, sizes.context) if heads // ranks % n == 0)
+    heads, ranks = config.kv_heads, layout.tensor_parallel
+    # A divisor of the key-value heads divides the query heads, too.
+    if layout.context_attention == "heads" and heads // ranks % layout.context:
+        fitting = max(n for n in range(1, layout.context) if heads // ranks % n == 0)
         name = "model.n_head" if heads == config.n_head else "model.n_kv_head"
         where = f"{name} = {heads}" if ranks == 1 else f"{name} / tensor_parallel = {heads} / {ranks}"
         problems.append(
-            f"context_attention is heads, but context={sizes.context} does not divide {where}: use "
+            f"context_attention is heads, but context={layout.context} does not divide {where}: use "
             f"--trainer.strategy.context_attention gather, or --trainer.strategy.context {fitting}"
         )
     return problems

@@ -1,11 +1,11 @@
-"""The parallel layout of a Trainer strategy, and the reasons why a model cannot be trained in this layout."""
+"""The parallel layout of a Trainer strategy, and the reasons why the layout cannot train a model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
 from lit_llm.core._lightning import ddp_option
 from lit_llm.core.errors import UserError
@@ -19,49 +19,28 @@ from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
 
 
-def layout(
-    strategy: Strategy,
-    world_size: int,
+def layout_problems(
+    strategy: Any,
+    layout: Layout,
     model: GPTConfig | None,
     architecture: Architecture | None = None,
     compute: ComputeConfig | None = None,
     precision: str = "32-true",
     loss: LossConfig | None = None,
-) -> tuple[int | None, list[str]]:
-    """(number of data-parallel ranks, None if the mesh does not fit `world_size`; reasons why the model cannot be trained)."""
+) -> list[str]:
+    """Return a sentence for each reason why a MeshStrategy cannot train the model in its `layout`; [] for other strategies."""
     if not isinstance(strategy, MeshStrategy):
-        problems = []
-        # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.
-        if world_size > 1 and not isinstance(strategy, DDPStrategy):
-            problems.append(
-                f"{type(strategy).__name__} is not known to train one model on {world_size} processes; use ddp or "
-                "lit_llm.distributed.mesh_strategy.MeshStrategy (--config recipes/strategy/ddp.yaml or fsdp2.yaml)"
-            )
-        return world_size, problems
-    try:
-        sizes = strategy.sizes(world_size)
-    except UserError as error:
-        return None, [str(error)]
-    problems = model_problems(
-        model if model is not None and not model.problems() else None,
-        architecture,
-        sizes,
-        strategy.pipeline_layout,
-        strategy.context_attention,
-        strategy.expert,
-        compute,
-        precision,
-        loss.chunk_size if loss else None,
-        reshards=strategy.reshard_after_forward is True,
-    )
-    return sizes.data_parallel, _unused_settings(strategy) + problems
+        return []
+    checked = model if model is not None and not model.problems() else None
+    problems = model_problems(layout, checked, architecture, compute, precision, loss.chunk_size if loss else None)
+    return _unused_settings(strategy) + problems
 
 
 def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
     """The parallel layout of a Trainer strategy, given as an object or a name, on `devices` devices.
 
     Raises:
-        UserError: the planner does not support the strategy, or its mesh does not fit the number of devices.
+        UserError: the strategy is not known to train one model on several devices, or its mesh does not fit their number.
     """
     if isinstance(strategy, str):
         return layout_of_name(strategy, devices, devices_per_node)
@@ -74,7 +53,13 @@ def layout_of(strategy: Any, devices: int, devices_per_node: int) -> Layout:
         nodes = max(1, devices // devices_per_node)
         return replace(layout_of(MeshStrategy.from_fsdp1(strategy, nodes), devices, devices_per_node), strategy="fsdp")
     if not isinstance(strategy, MeshStrategy):
-        raise UserError(f"the planner does not support {type(strategy).__name__} (--trainer.strategy)")
+        if devices == 1:
+            return Layout()
+        # ModelParallelStrategy, for example, shards nothing by itself: it would train replicas that drift apart.
+        raise UserError(
+            f"{type(strategy).__name__} is not known to train one model on {devices} processes; use ddp or "
+            "lit_llm.distributed.mesh_strategy.MeshStrategy (--config recipes/strategy/ddp.yaml or fsdp2.yaml)"
+        )
     return mesh_layout(
         strategy.sizes(devices),
         strategy.pipeline_layout,

@@ -7,99 +7,86 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
+from lit_llm.distributed.parallel_layout import Layout
+from lit_llm.distributed.pipeline_layers import KINDS
 from lit_llm.models.config import GPTConfig
 
 if TYPE_CHECKING:  # these import torch
     from lit_llm.models.custom import Architecture
-    from lit_llm.models.sequence_shard import ContextAttention
 
 _ONE_PASS = "--trainer.strategy.schedule 1f1b or interleaved1f1b"
 
 
 def model_problems(
+    layout: Layout,
     model: GPTConfig | None,
     architecture: Architecture | None,
-    sizes: MeshSizes,
-    pipeline: PipelineLayout,
-    context_attention: ContextAttention,
-    expert: int,
     compute: ComputeConfig | None,
     precision: str,
     chunk_size: int | None,
-    reshards: bool,
 ) -> list[str]:
-    """One sentence for each reason why a mesh of `sizes` cannot train the model. `pipeline_problems` explains most arguments.
-
-    Args:
-        context_attention: what context-parallel ranks exchange: "gather" (keys and values) or "heads" (see `MeshStrategy`).
-    """
+    """Return a sentence for each reason why the ranks of `layout` cannot train the model. See `pipeline_problems` for Args."""
     from lit_llm.distributed.context_parallel import context_problems  # these import torch
     from lit_llm.distributed.tensor_parallel import tensor_parallel_problem
     from lit_llm.models.custom import architecture_layout_problems
 
-    gpt, ranks, problems = model if architecture is None else None, sizes.tensor_parallel, list[str]()
+    gpt, ranks, problems = model if architecture is None else None, layout.tensor_parallel, list[str]()
     if architecture is not None:
-        problems += architecture_layout_problems(architecture.class_path, ranks, sizes.context)
+        problems += architecture_layout_problems(architecture.class_path, ranks, layout.context)
     if gpt is not None and ranks > 1:
         problems += filter(None, [tensor_parallel_problem(gpt, ranks)])
     if model is not None:
-        problems += expert_problems(gpt, sizes, expert, compiled=compute is not None and compute.compile)
+        problems += expert_problems(gpt, layout, compiled=compute is not None and compute.compile)
     if compute is not None:
         problems += filter(None, [compile_problem(ranks, compute)])
-    problems += pipeline_problems(pipeline, sizes, model, architecture, compute, precision, chunk_size, reshards, expert)
-    if gpt is not None and sizes.context > 1:
-        problems += context_problems(gpt, sizes, context_attention)
+    problems += pipeline_problems(layout, model, architecture, compute, precision, chunk_size)
+    if gpt is not None and layout.context > 1:
+        problems += context_problems(gpt, layout)
     return problems
 
 
 def pipeline_problems(
-    layout: PipelineLayout,
-    sizes: MeshSizes,
+    layout: Layout,
     model: GPTConfig | None,
     architecture: Architecture | None,
     compute: ComputeConfig | None,
     precision: str,
     chunk_size: int | None,
-    reshards: bool,
-    expert: int = 1,
 ) -> list[str]:
-    """One sentence for each reason why settings do not work with the pipeline `layout`. Empty without a pipeline.
+    """Return a sentence for each reason why settings do not work with the pipeline of `layout`; [] without a pipeline.
 
     Args:
-        sizes, compute, precision: the mesh, the compute settings, and the Trainer's precision, such as "bf16-mixed".
         model: the GPT's configuration. None: the configuration is not checked.
         architecture: the custom model; None for a GPT.
+        precision: the Trainer's precision, such as "bf16-mixed".
         chunk_size: `loss.chunk_size`.
-        reshards: whether FSDP2 frees gathered weights after each forward pass.
-        expert: number of ranks that share the experts of a layer.
     """
-    if layout.ranks == 1:
+    pipeline, expert = layout.pipeline, layout.expert
+    if pipeline.ranks == 1:
         return []
     if architecture is not None:
         return [
-            f"pipeline={layout.ranks} works with lit_llm's GPT only, because {architecture.class_path} cannot be cut between "
+            f"pipeline={pipeline.ranks} works with lit_llm's GPT only, because {architecture.class_path} cannot be cut between "
             "its layers; use shards instead (--trainer.strategy.pipeline 1, --config recipes/strategy/fsdp2.yaml)"
         ]
-    kind, problems = KINDS[layout.schedule], []
+    kind, problems = KINDS[pipeline.schedule], []
     if model is not None:
-        problems += layout.layer_problems(model.n_layer)
+        problems += pipeline.layer_problems(model.n_layer)
         twice = {"is tied": model.tie_embeddings, f"serves model.predict_ahead {model.predict_ahead}": model.predict_ahead > 0}
         mends = ("--model.tie_embeddings false", "--model.predict_ahead 0")
         problems += [
-            f"trainer.strategy.schedule is {layout.schedule}, which puts the first and the last stage on one rank, but the "
+            f"trainer.strategy.schedule is {pipeline.schedule}, which puts the first and the last stage on one rank, but the "
             f"embedding {why} ({_ONE_PASS}, or {mend})"
             for (why, is_so), mend in zip(twice.items(), mends, strict=True)
             if kind.folds and is_so
         ]
     if precision == "16-mixed":
-        problems.append(loss_scale_problem(layout.ranks))
+        problems.append(loss_scale_problem(pipeline.ranks))
     if not kind.splits_backward:
         return problems
     cheap = "what compute.activation_checkpointing cheap keeps serves one gradient only"
-    ranks = f"the loss of tensor_parallel={sizes.tensor_parallel} computes both at once"
+    ranks = f"the loss of tensor_parallel={layout.tensor_parallel} computes both at once"
     checkpointing = None if compute is None else compute.activation_checkpointing
     wrong = (  # torch looks for whole weights before the backward pass gathers them
         (compute is not None and compute.compile, "compiled blocks compute both at once", "compute.compile false"),
@@ -110,10 +97,14 @@ def pipeline_problems(
             "compute.activation_checkpointing none",
         ),
         (chunk_size is not None, "a loss in chunks computes both at once", "loss.chunk_size null"),
-        (sizes.tensor_parallel > 1, ranks, "trainer.strategy.tensor_parallel 1"),
-        (reshards, "reshard_after_forward true frees the weights before", "trainer.strategy.reshard_after_forward false"),
+        (layout.tensor_parallel > 1, ranks, "trainer.strategy.tensor_parallel 1"),
+        (
+            not layout.kept.weights,
+            "reshard_after_forward true frees the weights before",
+            "trainer.strategy.reshard_after_forward false",
+        ),
     )
-    named = f"trainer.strategy.schedule is {layout.schedule}, which computes gradients of weights later,"
+    named = f"trainer.strategy.schedule is {pipeline.schedule}, which computes gradients of weights later,"
     return problems + [f"{named} but {what} ({_ONE_PASS}, or --{mend})" for is_wrong, what, mend in wrong if is_wrong]
 
 
@@ -151,14 +142,14 @@ def loss_scale_problem(pipeline: int) -> str:
     )
 
 
-def expert_problems(config: GPTConfig | None, sizes: MeshSizes, expert: int, *, compiled: bool) -> list[str]:
-    """One sentence for each reason why `expert` ranks cannot share the experts of a model's layers.
+def expert_problems(config: GPTConfig | None, layout: Layout, *, compiled: bool) -> list[str]:
+    """Return a sentence for each reason why `layout.expert` ranks cannot share the experts of a model's layers.
 
     Args:
         config: the GPT's configuration; None for a custom model.
         compiled: whether blocks are compiled.
     """
-    flag = "--trainer.strategy.expert"
+    expert, flag = layout.expert, "--trainer.strategy.expert"
     if expert == 1:
         return []
     if config is None or config.moe is None:
@@ -166,7 +157,7 @@ def expert_problems(config: GPTConfig | None, sizes: MeshSizes, expert: int, *, 
             f"expert={expert} shares the experts of a layer among ranks, but the model has none ({flag} 1, or "
             "--model.moe.experts)"
         ]
-    among = sizes.shard * sizes.context * sizes.tensor_parallel
+    among = layout.shard * layout.context * layout.tensor_parallel
     fitting = max(n for n in range(1, expert + 1) if among % n == 0 and config.moe.experts % n == 0)
     problems = []
     if among % expert:

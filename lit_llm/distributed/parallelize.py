@@ -21,6 +21,7 @@ from lit_llm.distributed.expert_parallel import apply_expert_parallel
 from lit_llm.distributed.fsdp import apply_fsdp, gathered_bytes, kept_whole, narrow_dtype
 from lit_llm.distributed.layout_problems import expert_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
+from lit_llm.distributed.parallel_layout import mesh_layout
 from lit_llm.distributed.pipeline_parallel import PipelinedGPT
 from lit_llm.distributed.tensor_parallel import apply_tensor_parallel
 from lit_llm.models.attention_kernel_choice import activate_flash, attention_problem, flash_implementation
@@ -49,9 +50,10 @@ def parallelize(
         if names := [f"compute.{name}" for name, wanted in asked.items() if wanted]:
             assert isinstance(model, CustomModel)  # a GPT has at least one block
             raise UserError(blocks_problem(model.architecture.class_path, names))
-    if strategy is not None:
-        config, sizes = model.config if isinstance(model, GPT) else None, strategy.sizes(strategy.world_size)
-        refuse(expert_problems(config, sizes, strategy.expert, compiled=compute.compile))
+    if strategy is not None and strategy.expert > 1:
+        sizes = strategy.sizes(strategy.world_size)
+        layout = mesh_layout(sizes, strategy.pipeline_layout, expert=strategy.expert)
+        refuse(expert_problems(model.config if isinstance(model, GPT) else None, layout, compiled=compute.compile))
     if isinstance(model, GPT):
         if problem := attention_problem(model.config, compute.attention, device):
             raise UserError(problem)

@@ -14,7 +14,6 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.hardware import this_machine
 from lit_llm.core.memory import address_space_bytes, memory_bytes
 from lit_llm.data import Mixture, TextDataModule, TokenDataModule, TokenShards
-from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.plan.memory import Memory, peaks_of_ranks, resolved
 from lit_llm.plan.optimizer import Optimizer
@@ -57,11 +56,10 @@ def memory_problem(objects: RunObjects) -> str | None:
 
 
 def _settings(objects: RunObjects, precision: str, *, cut: bool) -> PlannedRun:
-    model, data, optimizer, trainer = objects.spec.model, objects.datamodule, objects.optimizer, objects.trainer
-    assert model is not None and optimizer is not None
+    model, data, optimizer, layout = objects.spec.model, objects.datamodule, objects.optimizer, objects.layout
+    assert model is not None and optimizer is not None and layout is not None
     planned = planned_model(replace(model, vocab_size=model.vocab_size or _vocab_size(data)), objects.architecture)
-    layout = layout_of(trainer.strategy, trainer.world_size, trainer.num_devices)
-    steps = max(1, trainer.max_steps)  # memory does not depend on it
+    steps = max(1, objects.trainer.max_steps)  # memory does not depend on it
     settings = PlannedRun.of(objects.parts, planned, optimizer, layout, precision, steps)
     if not settings.optimizer.is_known:
         settings = replace(settings, optimizer=Optimizer("SGD"))  # no state, so that no optimizer is overestimated

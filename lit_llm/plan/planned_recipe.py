@@ -17,7 +17,6 @@ from lit_llm.config.run_spec import RunSpec
 from lit_llm.core._lightning import set_max_steps
 from lit_llm.core.batch_sizes import steps_for
 from lit_llm.core.errors import UserError
-from lit_llm.distributed.layout import layout_of
 from lit_llm.optim import optimizer_of
 from lit_llm.plan.built_model import build_gpt, build_own
 from lit_llm.plan.dataset_size import data_facts, with_packing
@@ -64,9 +63,9 @@ def planned_run(objects: RunObjects) -> tuple[PlannedRun, list[str]]:
     Raises:
         UserError: The run cannot be planned: the data module has no batch sizes, or the precision is unknown.
     """
-    data, config, architecture, machine = objects.datamodule, objects.config, objects.architecture, objects.spec.machine
+    data, config, architecture, layout = objects.datamodule, objects.config, objects.architecture, objects.layout
     optimizer, compute, gpt = objects.optimizer, objects.spec.compute, objects.spec.model
-    assert optimizer is not None and compute is not None and gpt is not None and machine is not None
+    assert optimizer is not None and compute is not None and gpt is not None and layout is not None
     notes: list[str] = []
     if architecture is not None and (compute.compile or compute.float8):
         notes.append(f"{architecture.class_path} is planned as eager code (--compute.compile, .float8)")
@@ -87,7 +86,7 @@ def planned_run(objects: RunObjects) -> tuple[PlannedRun, list[str]]:
         objects.parts,
         planned_model(replace(gpt, vocab_size=vocab_size), architecture),
         optimizer,
-        layout_of(objects.strategy or "auto", machine.devices_for(config), machine.per_node),
+        layout,
         config.trainer.precision,
         config.trainer.max_steps,
         data=facts,

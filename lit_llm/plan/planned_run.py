@@ -291,18 +291,8 @@ class PlannedRun:
         layout, pipeline, length = self.layout, self.layout.pipeline, self.sequence_length
         gpt, own = (None, self.model) if isinstance(self.model, OwnModel) else (self.model, None)
         problems = pipeline.problems() if pipeline.ranks > 1 else []
-        problems += model_problems(
-            gpt,
-            None if own is None else own.architecture,
-            layout.sizes,
-            pipeline,
-            layout.context_attention,
-            layout.expert,
-            self.compute,
-            self.precision,
-            self.loss.chunk_size,
-            reshards=not layout.kept.weights and layout.sizes.data_parallel * layout.context > 1,
-        )
+        architecture = None if own is None else own.architecture
+        problems += model_problems(layout, gpt, architecture, self.compute, self.precision, self.loss.chunk_size)
         if own is not None:
             from lit_llm.models import custom  # imports torch
 

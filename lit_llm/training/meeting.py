@@ -20,7 +20,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from lit_llm.callbacks._torch import gathered
-from lit_llm.core.errors import UserError, refuse, report, unsaid
+from lit_llm.core.errors import UserError, refuse, report
 from lit_llm.core.ranks import has_agent_store, is_first_here, is_rank_zero, is_slurm, launched_ranks, rank_name, restarts
 from lit_llm.core.yaml_reading import as_flag
 from lit_llm.training.bounded_exit import LAUNCHER
@@ -77,8 +77,7 @@ def tell_failure(error: Exception) -> None:
     if _ended or dist.is_initialized():
         return
     said = str(error) if isinstance(error, UserError) else repr(error)
-    left = [line.removeprefix("error: ") for line in unsaid]  # an error without a text has been reported
-    lines = [f"{rank_name()}: {line}" for line in [*left, *said.splitlines()] or ["see its output"]]
+    lines = [f"{rank_name()}: {line}" for line in said.splitlines()]
     try:
         if is_slurm():
             environment = SLURMEnvironment(auto_requeue=False)

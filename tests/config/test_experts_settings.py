@@ -8,7 +8,7 @@ from recipe_runs import RECIPE, TEXT, curve, run
 
 from lit_llm.checkpoint.compatibility import model_changes, saved_model_config
 from lit_llm.core.errors import UserError
-from lit_llm.distributed.layout import layout
+from lit_llm.distributed.layout import layout_of, layout_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 
@@ -90,7 +90,8 @@ def test_what_does_not_work_is_refused_before_anything_is_written(recipe, capsys
 )
 def test_experts_that_ranks_cannot_share_are_refused_with_the_nearest_size(moe, sizes, words):
     model = GPTConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=64, moe=moe)
-    problems = layout(MeshStrategy(**sizes), 4, model)[1]
+    strategy = MeshStrategy(**sizes)
+    problems = layout_problems(strategy, layout_of(strategy, 4, 8), model)
     assert any(all(word in problem for word in words) for problem in problems), problems
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from lit_llm.config.objects import RunObjects
 from lit_llm.core import memory
 from lit_llm.distributed.compute_config import ComputeConfig
+from lit_llm.distributed.layout import layout_of
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.gpt import GPTConfig
 from lit_llm.models.loss import LossConfig
@@ -92,13 +93,16 @@ def test_on_a_gpu_fit_keeps_whole_weights_in_a_pipeline_only_if_the_run_fits(mon
     strategy.parallel_devices = [torch.device("cuda", 0)]
     monkeypatch.setattr(host_memory, "this_machine", lambda **_: replace(find("h100-sxm"), memory_gb=gigabytes))
     monkeypatch.setattr(host_memory, "memory_bytes", lambda device: gigabytes * 1e9)
-    trainer = SimpleNamespace(strategy=strategy, world_size=16, num_devices=8, max_steps=8)
+    trainer = SimpleNamespace(strategy=strategy, num_devices=8, max_steps=8)
     data = SimpleNamespace(global_batch_size=32, micro_batch_size=1, vocab_size=2048)
     parts = {"model": GPTConfig(**flags), "data": data, "loss": LossConfig(), "compute": ComputeConfig()}
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2))])
     config = SimpleNamespace(trainer=SimpleNamespace(precision="32-true"))
     spec = SimpleNamespace(config=config, scratch=False, model=parts["model"])
-    assert memory_problem(RunObjects(spec, parts, None, None, optimizer, trainer, strategy, ())) is None
+    assert (
+        memory_problem(RunObjects(spec, parts, None, None, optimizer, trainer, strategy, layout_of(strategy, 16, 8), ()))
+        is None
+    )
     assert strategy.chosen == (keeps, True)
 
 

@@ -9,7 +9,7 @@ from context_script import BATCH, MODELS, SIZE
 from launch import run_ranks
 
 from lit_llm.core.errors import UserError
-from lit_llm.distributed.layout import layout
+from lit_llm.distributed.layout import layout_of, layout_problems
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPTConfig
@@ -30,7 +30,8 @@ def test_each_rank_has_its_positions_and_as_much_causal_work_as_the_others(ranks
 
 
 def problems(strategy, world, architecture=None, **model):
-    return layout(MeshStrategy(shard=1, **strategy), world, GPTConfig(**{**SIZE, **model}), architecture)[1]
+    mesh = MeshStrategy(shard=1, **strategy)
+    return layout_problems(mesh, layout_of(mesh, world, 8), GPTConfig(**{**SIZE, **model}), architecture)
 
 
 def test_what_cannot_be_shared_is_refused_with_the_nearest_setting_that_works():

@@ -12,7 +12,7 @@ from lit_llm.config.preflight import callback_problems
 from lit_llm.core.errors import UserError
 from lit_llm.data import TextFiles
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.layout import layout
+from lit_llm.distributed.layout import layout_of, layout_problems
 from lit_llm.distributed.layout_problems import clip_problem
 from lit_llm.distributed.mesh_strategy import MeshStrategy
 from lit_llm.distributed.pipeline_layers import KINDS, PipelineLayout
@@ -83,7 +83,8 @@ def problems(model=None, architecture=None, compute=None, precision="32-true", l
     config = GPTConfig(**{**MODEL, **(model or {})})
     given = {"shard": 1, **strategy}
     world = given.get("pipeline", 1) * given["shard"] * given.get("tensor_parallel", 1)
-    return layout(MeshStrategy(**given), world, config, architecture, compute, precision, loss)[1]
+    mesh = MeshStrategy(**given)
+    return layout_problems(mesh, layout_of(mesh, world, 8), config, architecture, compute, precision, loss)
 
 
 REFUSED = [

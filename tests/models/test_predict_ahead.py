@@ -12,6 +12,7 @@ from lit_llm.core.errors import UserError
 from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.activation_checkpointing import apply_activation_checkpointing
 from lit_llm.distributed.layout_problems import pipeline_problems
+from lit_llm.distributed.parallel_layout import mesh_layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.custom import Architecture
 from lit_llm.models.gpt import GPT, GPTConfig, weights_on_meta
@@ -173,9 +174,9 @@ def test_it_is_refused_where_it_cannot_be():
         LanguageModel(GPTConfig(predict_ahead=1), architecture=Architecture("custom_models.ConvModel", {}))
     with pytest.raises(UserError, match=r"ahead_weight"):
         LanguageModel(GPTConfig(), loss=LossConfig(ahead_weight=-1.0))
-    layout = PipelineLayout(2, "zbv")
-    sizes, model = MeshSizes(pipeline=2), GPTConfig(**{**SIZE, "n_layer": 4}, predict_ahead=1)
-    (problem,) = pipeline_problems(layout, sizes, model, None, None, "32-true", None, reshards=False)
+    layout = mesh_layout(MeshSizes(pipeline=2), PipelineLayout(2, "zbv"))
+    model = GPTConfig(**{**SIZE, "n_layer": 4}, predict_ahead=1)
+    (problem,) = pipeline_problems(layout, model, None, None, "32-true", None)
     assert "predict_ahead" in problem and "--model.predict_ahead 0" in problem
 
 

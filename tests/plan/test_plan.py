@@ -56,7 +56,7 @@ def test_names_and_classes_of_strategies_are_one_layout():
     [
         ("single", 2, "one device"),
         (MeshStrategy(tensor_parallel=4), 6, "use 4 or 8"),
-        (SimpleNamespace(), 2, "does not support SimpleNamespace"),
+        (SimpleNamespace(), 2, "SimpleNamespace is not known to train one model on 2 processes"),
     ],
 )
 def test_an_impossible_layout_names_possible_ones(strategy, devices, said):
