@@ -205,13 +205,13 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """Whether all values of a tensor are finite: whether its smallest and its largest are, whose search needs no copy."""
+    """Whether all values of a tensor are finite, judged by its minimum and maximum: they are found without a copy."""
     values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no aminmax
     return bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def _tokenizer_in(run: Path) -> dict[str, Any]:
-    """Return the group `data` for config.yaml, as nested dicts, which names the tokenizer.json in a run folder."""
+    """Return the group `data` of config.yaml as nested dicts: a data module with the tokenizer.json in the folder `run`."""
     tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
     return {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
 
