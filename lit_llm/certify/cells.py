@@ -57,7 +57,7 @@ def layouts(devices: int) -> dict[str, dict[str, Any]]:
 def cells(devices: int, *, float8: bool) -> dict[str, dict[str, Any]]:
     """Return {name of a check: job with the arguments of `training.train`} for each layout and each combination of values.
 
-    Jobs with the values PLAIN come first, then other eager and compiled jobs, so that a small time budget suffices for PLAIN.
+    Jobs with the values PLAIN (fp32, eager, no recomputation, AdamW) come first, so that they fit into a small time budget.
     """
     jobs = {}
     for values in [PLAIN, *SETTINGS, *([FLOAT8] if float8 else [])]:

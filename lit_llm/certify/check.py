@@ -134,7 +134,7 @@ def _needed(outcome: Outcome) -> Outcome:
 
 
 def _has(name: str, word: str) -> bool:
-    """Whether `word` is `name`, the name of a check, or the part of this name before one of its "/"."""
+    """Whether `word` is the check's name `name`, or its beginning up to a "/": "losses" or "losses/ddp" of "losses/ddp/…"."""
     return f"{name}/".startswith(f"{word}/")
 
 
@@ -143,7 +143,7 @@ def _is(check: Check, word: str) -> bool:
 
 
 def _results(group: Group, accelerator: str, needed: set[str], deadline: float) -> tuple[dict[str, dict[str, Any]], str]:
-    """Run the jobs `needed`. Return ({job: result}, why a process ended by itself or "").
+    """Run the jobs of `group` that `needed` names. Return ({job: result}, why a process ended by itself or "").
 
     After a process ended by itself, new processes run the jobs that have no result yet."""
     results: dict[str, dict[str, Any]] = {}
@@ -205,7 +205,9 @@ KINDS = ("kind", "passed", "required", "failed", "skipped", "recorded", "largest
 
 
 def by_kind(checks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a row with the columns KINDS for each kind of check (first part of a name). "required": "passed of required"."""
+    """Return a row with the columns KINDS for each kind of check: the part of a check's name before the first "/".
+
+    The column "required" has the number of required checks that passed, like "3 of 4"."""
     rows = []
     for kind in dict.fromkeys(each["name"].partition("/")[0] for each in checks):
         of_kind = [each for each in checks if each["name"].partition("/")[0] == kind]

@@ -18,7 +18,7 @@ TIMES = 5
 
 
 def dimensions(devices: int) -> dict[str, int]:
-    """Return {name: size} of the dimensions of the mesh whose links are measured. Neighbouring ranks form an `inner` group."""
+    """Return {name: size} of the dimensions of the mesh whose links are measured: inner (neighbouring ranks) and outer."""
     if devices == 1:
         return {}
     return {"outer": 2, "inner": devices // 2} if devices > 2 and devices % 2 == 0 else {"inner": devices}

@@ -75,8 +75,8 @@ def _is_plain(job: Found) -> bool:
 
 
 def _losses(devices: int, jobs: Jobs) -> Group:
-    """Return checks that compare the losses of each training in `jobs` with the losses of one process with the same precision,
-    optimizer and model, without compilation and recomputation.
+    """Return the checks that compare the losses of each training in `jobs` with those of a training in one process with the
+    same precision, optimizer and model, without compilation and recomputation.
     """
     alone: Jobs = {}
     checks = []
@@ -96,7 +96,7 @@ def _same_losses(job: dict[str, Any], result: Found, alone: Found) -> Figure | s
 
 
 def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
-    """Return a check that a killed run continues bit for bit from its newest checkpoint. `how`: a key of HOW."""
+    """Return a group with one check: a killed run continues bit for bit from its newest checkpoint. `how`: a key of HOW."""
     job = {"do": "train", **layout, "steps": STEPS, **HOW[how]}
     killed = {"killed": {**job, "save": "saved", "kill_at": KILLED_AT}}
     starts = ((devices, killed), (devices, {"straight": job, "resumed": {**job, "resume": "saved"}}))
@@ -111,8 +111,8 @@ def _resume(devices: int, layout: dict[str, Any], name: str, how: str) -> Group:
 
 
 def _cross(devices: int) -> Group:
-    """Return checks that continue a checkpoint of each layout in the next layout of the same model. A checkpoint is sharded if
-    the layout that saves it uses MeshStrategy.
+    """Return the checks that a checkpoint of each layout can be continued in the next layout of the same model, with the
+    losses of an uninterrupted run. A checkpoint is sharded if the layout that saves it uses MeshStrategy.
     """
     of, train = layouts(devices), {"do": "train", "steps": CONTINUED_TO}
     size = {name: of[name].get("size", "tiny") for name in of}

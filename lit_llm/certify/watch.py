@@ -40,7 +40,7 @@ FEW = 2
 
 
 class Watch(Callback):
-    """Base class of callbacks and context managers that measure the training in their `with` block. Results: `figures`."""
+    """Base class of callbacks that measure the training within their `with` block, and store the results in `figures`."""
 
     def __init__(self) -> None:
         self.figures: dict[str, Any] = {}
@@ -125,7 +125,9 @@ def _storages() -> dict[int, torch.UntypedStorage]:
 
 
 def peaks_of_steps(log: profile, lives: list[dict[int, int]]) -> list[int]:
-    """Return the peak bytes of each step that STEP marks in `log`. `lives`: {address: bytes} of storages at first; changed.
+    """Return the peak bytes of each step that STEP marks in `log`.
+
+    `lives`: for each step, {address: bytes} of the storages that live at its start. The function changes these dicts.
 
     Memory that gloo allocates inside a collective is not counted, because only gloo uses it. The log has no releases by gloo's
     threads: memory that they free counts until its address is used again, or the step ends.
@@ -164,7 +166,7 @@ class GraphsWatch(Watch):
 
 
 class WaitsWatch(Watch):
-    """Watch that collects the lines of code that make the host wait for a GPU in steps that are not logged. Only on CUDA."""
+    """Watch that collects the lines of code that make the host wait for a GPU, in steps after step FEW that are not logged."""
 
     def __enter__(self) -> None:
         self._caught = warnings.catch_warnings(record=True)

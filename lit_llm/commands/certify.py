@@ -88,7 +88,7 @@ def _devices(asked: int | None) -> tuple[int, bool]:
 
 
 def _gpu() -> tuple[str, float | None]:
-    """Return (name of the GPU, GB/s that `plan` assumes for its links). A forked process reads both and alone uses CUDA."""
+    """Return (name of the GPU, GB/s that `plan` assumes for its links). A forked process reads both: this one uses no CUDA."""
     with tempfile.TemporaryDirectory(prefix="certify-") as folder:
         results, ended = run_ranks(Path(folder), 1, "cuda", {"gpu": {"do": "gpu"}}, 60)
     if "found" not in results.get("gpu", {}):

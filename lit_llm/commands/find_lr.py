@@ -95,7 +95,7 @@ def _run(own: argparse.Namespace, arguments: Arguments) -> int:
 
 
 def tail_loss(losses: list[float], steps: int) -> float:
-    """Return the mean of the last fifth of `losses`; infinity if these are fewer than `steps`, or the mean is not finite."""
+    """Return the mean of the last fifth of a run's `losses`; infinity if it is not finite, or the run ended before `steps`."""
     if len(losses) < steps:
         return math.inf
     last = losses[-max(1, round(_TAIL * steps)) :]

@@ -36,7 +36,7 @@ def test(words: list[str]) -> int:
 
 
 def _with_own_tokenizer(arguments: Arguments) -> Arguments:
-    """Return `arguments`; if flags name other data for an evaluation, with flags for the tokenizer that the run has used."""
+    """Return `arguments`, with flags for the run's own tokenizer if there are flags `--data…`, but none for a tokenizer."""
     keys = [item.key for item in arguments.items if isinstance(item, Flag)]
     run, other_text = arguments.value_of("run_dir"), any(key.partition(".")[0] == "data" for key in keys)
     if not run or not other_text or any(key.startswith("data.tokenizer") for key in keys):

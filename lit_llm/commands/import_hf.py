@@ -205,13 +205,13 @@ def _write_run(partial: Path, title: str, recipe: dict[str, Any], weights: dict[
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    """Whether all values of a tensor are finite: whether its smallest and its largest are, whose search needs no copy."""
+    """Whether all values of a tensor are finite, judged by its minimum and maximum: they are found without a copy."""
     values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no aminmax
     return bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def _tokenizer_in(run: Path) -> dict[str, Any]:
-    """Return the group `data` for config.yaml, as nested dicts, which names the tokenizer.json in a run folder."""
+    """Return the group `data` of config.yaml as nested dicts: a data module with the tokenizer.json in the folder `run`."""
     tokenizer = {"class_path": "TokenizerJSON", "init_args": {"path": str(run / TOKENIZER_FILE)}}
     return {"class_path": "PythonStdlib", "init_args": {"tokenizer": tokenizer}}
 
@@ -277,8 +277,7 @@ def main(arguments: list[str]) -> int:
     print(f"{run}: {count:,} parameters in {', '.join(dtypes)}, context {saved['model_config']['block_size']:,}")
     if not is_dcp_folder(folder):
         stored = WeightFiles(folder, text_only=text_config(read_object(folder / CONFIG)) is not None)
-        values = sum(stored[name].numel() for name in stored.files)
-        print(f"read: {values:,} values in {len(stored.files):,} tensors of {folder}")
+        print(f"read: {stored.values():,} values in {len(stored.files):,} tensors of {folder}")
     for note in notes:
         print(f"note: {note}")
     print(how_to_generate)

@@ -91,7 +91,7 @@ def new_folder(
 
 @contextlib.contextmanager
 def _kept(partial: Path, resumable: str) -> Iterator[None]:
-    """If the `with` block fails and `partial` has finished steps, print that a repeated command continues with these."""
+    """If the `with` block fails and `partial` has finished steps, print that the command, repeated, continues from them."""
     try:
         yield
     except BaseException as error:
@@ -105,7 +105,7 @@ def _kept(partial: Path, resumable: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(out: Path, flag: str) -> Iterator[None]:
-    """Lock the path `out` for this process in a `with` block. A second process gets a UserError, if the disk has flock."""
+    """Lock the path `out` for this process in a `with` block. A second process gets a UserError, where flock works."""
     path, refusal = _beside(out, "lock"), f"another process writes {out}: wait for it, or give another name ({flag})"
     with open(path, "w") as file:
         lock(file, refusal)

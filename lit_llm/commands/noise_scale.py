@@ -118,7 +118,7 @@ def nearest_batch(scale: float, micro_batch: int, devices: int) -> tuple[int, in
 
 
 def find_batch(runs: ShortRuns, *, seeds: int, steps: int | None, say: Callable[[str], None] = lambda text: None) -> FoundBatch:
-    """Return the noise scale and a batch: for each seed, train as `fit` for half of `steps`, then measure at fixed weights.
+    """Return noise scale and advised batch. For each seed, train like `fit` for half of `steps`, then measure at fixed weights.
 
     Args:
         steps: optimizer steps of each seed. None: a tenth of the run, at least `LEAST_STEPS`.

@@ -99,7 +99,9 @@ class ShortRuns:
         return min(self.steps, max(least, round(0.1 * self.steps)))
 
     def sweep(self, key: str, rates: Sequence[float], ends: Ends, *, seed: int) -> list[float]:
-        """Return the losses of a run whose rate `key` is `rates[i]` in step i + 1; others stay. It ends if `ends(losses)`."""
+        """Return each step's loss in a run whose rate `key` is `rates[i]` in step i + 1, while other rates are constant.
+
+        The run has no schedule. It ends early if `ends(losses)` is true."""
 
         def rate(t: int, of: str, configured: float, planned: Planned) -> float:
             return configured * (rates[t - 1] / rates[0] if of == key else 1.0)
@@ -107,7 +109,7 @@ class ShortRuns:
         return self._run({key: rates[0]}, seed, len(rates), rate, ends)
 
     def probe(self, rates: dict[str, float], steps: int, *, seed: int, observers: Sequence[Callback] = ()) -> list[float]:
-        """Return the loss of each step of a run whose schedule is compressed to `steps` steps. Infinity or NaN ends it."""
+        """Return the loss of each step of a run whose schedule is compressed to `steps` steps. A loss of inf or NaN ends it."""
 
         def compressed(t: int, of: str, configured: float, planned: Planned) -> float:
             return planned(max(1, round(t * self.steps / steps)), configured)
@@ -190,7 +192,7 @@ def _steps_of(built: RunObjects) -> int:
 
 
 class _Steered(Callback):
-    """Callback that sets the rates of each step, and records the step's loss, or a neighbour's if the step has no targets."""
+    """Callback that sets the rates of each step, and records the step's loss; of a step without targets, a neighbour step's."""
 
     def __init__(self, rate: Rate, planned: Planned, keys: tuple[str, ...], steps: int, ends: Ends) -> None:
         self.rate, self.planned, self.keys, self.steps, self.ends = rate, planned, keys, steps, ends

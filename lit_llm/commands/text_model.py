@@ -119,7 +119,7 @@ class TextModel:
         """Return the ids of `prompt`: with a chat template a user's message, else text to continue. `where` names it in errors.
 
         Raises:
-            UserError: the template refuses the prompt; it leaves no room for an answer; or it is empty, without an id to start.
+            UserError: the template refuses the prompt, no room for an answer is left, or an empty prompt has no first id.
         """
         if self.chat is not None:
             return self.chat_ids([{"role": "user", "content": prompt}], where=where)
@@ -139,7 +139,7 @@ class TextModel:
         return ids
 
     def continued(self, prompts: list[list[int]], *, most: int, first: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield (index of a prompt, its next id), at most `most` for each. Prompt i has the seed of the number `first` + i."""
+        """Yield (index of a prompt, its next id), at most `most` for each. The seed for prompt i depends on `first` + i."""
         assert self.texts is not None
         samplings = [self.sampling.numbered(first + i) for i in range(len(prompts))]
         size, stop_id = self.tokenizer.vocab_size, self.stop_id

@@ -48,7 +48,7 @@ def log_at_optimizer_steps(trainer: Trainer) -> None:
 
 
 def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) -> None:
-    """In a resumed run, set Lightning's counts of micro-batches made, by which Lightning finds where accumulation begins.
+    """In a resumed run, correct Lightning's counts of the micro-batches trained so far, which set where accumulation begins.
 
     The checkpoint's numbers disagree with the optimizer steps when a run resumes with another accumulation (other ranks or
     micro-batches), or from a checkpoint taken between two steps: the first step would then average over a part of a batch.
@@ -78,7 +78,9 @@ def set_micro_batches_made(trainer: Trainer, made_before: Callable[[int], int]) 
 
 
 def keep_order_of_loaders(trainer: Trainer) -> None:
-    """Make each rank read every training loader in the loader's own order. Of several loaders, Lightning would shuffle all."""
+    """Make the samplers that Lightning gives training loaders, to divide samples over ranks, shuffle only shuffled loaders.
+
+    Lightning itself would shuffle the samples of every training loader."""
     connector = trainer._data_connector
     prepare = connector._prepare_dataloader
     connector._prepare_dataloader = lambda loader, shuffle, mode: prepare(  # type: ignore[assignment,method-assign]
@@ -87,7 +89,7 @@ def keep_order_of_loaders(trainer: Trainer) -> None:
 
 
 def ddp_option(strategy: DDPStrategy, name: str) -> Any:
-    """Value of the option `name` that a DDPStrategy passes on to DistributedDataParallel; None if it was given none."""
+    """Value of the option `name` that a DDPStrategy passes on to DistributedDataParallel; None if the option was not set."""
     return strategy._ddp_kwargs.get(name)
 
 
@@ -139,7 +141,7 @@ def set_process_group_backend(strategy: ModelParallelStrategy, backend: str) -> 
 
 
 def connect_processes(strategy: ModelParallelStrategy) -> None:
-    """Run the first half of `ModelParallelStrategy.setup_environment`: device, process group, ranks; not the mesh."""
+    """Set up device, process group and ranks, as `ModelParallelStrategy.setup_environment` does, but make no mesh."""
     assert strategy.accelerator is not None
     strategy.accelerator.setup_device(strategy.root_device)
     strategy._setup_distributed()
@@ -153,7 +155,7 @@ def set_device_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
 
 
 def restores_checkpoint(error: BaseException) -> bool:
-    """Whether lightning, torch or lit_llm raised the error while Lightning restored a checkpoint's loops, optimizers, ….
+    """Whether lightning, torch or lit_llm raised `error` while Lightning restored a checkpoint (weights, optimizers, loops, …).
 
     False if the user's own code raised the error: then its traceback helps the user.
     """

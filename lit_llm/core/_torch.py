@@ -78,7 +78,7 @@ def draws_random_numbers(operator: Any) -> bool:
 
 
 def written_arguments(operator: Any, args: Sequence[Any], options: dict[str, Any]) -> list[Any]:
-    """The arguments of a call `operator(*args, **options)` to which the operator writes."""
+    """The arguments of a call `operator(*args, **options)` that the operator changes in place."""
     arguments = []
     for i, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -100,7 +100,7 @@ HYBRID_SHARD_GRAD_OP = ShardingStrategy._HYBRID_SHARD_ZERO2  # FSDP1: shards in 
 
 
 def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: Iterable[nn.Parameter | Tensor]) -> Any:
-    """Differentiate the sum of `outputs` by `inputs` only, as pipeline stages do that compute weight gradients later.
+    """Differentiate the sum of `outputs` by `inputs` only, for a pipeline stage that computes gradients of weights later.
 
     Return the gradients of `inputs`, and the values from which gradients of `weights` can be computed later.
     """
@@ -111,7 +111,7 @@ def gradients_of_inputs(outputs: list[Tensor], inputs: list[Tensor], weights: It
 def box_at(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (shape, offset in the whole tensor) of the shard of a tensor of `shape` at a mesh coordinate."""
+    """Return (shape, offset in the tensor) of the shard that a rank, at a mesh `coordinate`, has of a tensor of `shape`."""
     size, offset = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
     return tuple(size), tuple(offset)
 
@@ -122,7 +122,7 @@ def flatten_mesh(mesh: DeviceMesh, name: str | None = None) -> DeviceMesh:
 
 
 def unflatten_mesh(mesh: DeviceMesh, dimension: str, sizes: dict[str, int]) -> DeviceMesh:
-    """Return the mesh, under the same root mesh, with `dimension` split into new dimensions, of which `sizes` has the sizes."""
+    """Return a mesh with `dimension` split into new dimensions: `sizes` is name → size. The root mesh stays the same."""
     return mesh._unflatten(dimension, tuple(sizes.values()), tuple(sizes))
 
 
@@ -132,7 +132,7 @@ def take_unscaled_gradients(optimizer: Optimizer) -> None:
 
 
 def group_of(arguments: Iterable[Any]) -> dist.ProcessGroup:
-    """The process group among the arguments of a collective operator: an object, its boxed form, or its name at the end."""
+    """Find the process group in the arguments of a collective operator, as an object, boxed, or by name. Return the group."""
     arguments = list(arguments)
     for argument in arguments:
         if isinstance(argument, dist.ProcessGroup):
@@ -156,7 +156,7 @@ def gather_in_own_dtype(unit: FSDPModule, unless: Callable[[list[nn.Module]], bo
 
 
 def whole_parameters(unit: FSDPModule) -> list[nn.Parameter]:
-    """Return an FSDP2 unit's unsharded parameters, which get the gradients in backward. They exist after the first gather."""
+    """Return an FSDP2 unit's whole (gathered) parameters, which get gradients in backward. They exist from the first gather."""
     return [parameter.unsharded_param for parameter in _parameters_of(unit)]
 
 
@@ -225,7 +225,7 @@ def collectives_begun() -> int:
 
 
 def last_collective() -> str | None:
-    """Text about this process's last collective or message: "gloo:all_reduce of [[3]] (unfinished)". None if there is none."""
+    """Text on this process's last collective, send or receive: "gloo:all_reduce of [[3]] (unfinished)". None if none begun."""
     entries = json.loads(flight_record()).get("entries", [])
     if not entries:
         return None

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Pipeline(Hashable, Protocol):
-    """Protocol of a pipeline schedule. `runs(n)`: can it run n micro-batches in a step? `needs(n)`: the error if not."""
+    """Protocol of a pipeline. `runs(n)`: whether it can run n micro-batches in a step. `needs(n)`: the error message if not."""
 
     def runs(self, micro_batches: int) -> bool: ...
 
@@ -38,7 +38,7 @@ def micro_batch(batch: int, most: int | None, ranks: int, pipeline: Pipeline | N
 def batch_problem(
     size: int, most: int | None, ranks: int, pipeline: Pipeline | None = None, *, length: int | None = None
 ) -> str | None:
-    """Sentence: why ranks cannot divide a batch into micro-batches, and the nearest sizes that work. None if they can.
+    """A sentence on why ranks cannot divide a batch into micro-batches, with the nearest sizes that work. None if they can.
 
     Args:
         size: size of the batch over all ranks: in sequences, or in tokens if `length` is given.
@@ -66,7 +66,7 @@ def batch_problem(
 
 
 def small_note(batch: int, most: int | None, ranks: int, pipeline: Pipeline | None = None) -> list[str]:
-    """[a sentence] if micro-batches have fewer than half as many sequences as `most` (`data.micro_batch_size`), else []."""
+    """A list with a sentence if micro-batches have less than half of `most` (`data.micro_batch_size`) sequences; else empty."""
     size = micro_batch(batch, most, ranks, pipeline)
     what = f"micro-batches of {size}, not data.micro_batch_size {most}: no larger part of a rank's {batch // ranks} sequences"
     return [] if most is None or 2 * size >= most else [f"{what} works (--data.global_batch_size)"]

@@ -22,7 +22,7 @@ def write_json(content: dict[str, Any], file: Path) -> None:
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path without links. Unlike `Path.resolve` before Python 3.13, raises no RuntimeError for links in a circle."""
+    """Return the absolute path with links resolved. Raises no RuntimeError for links in a circle (`Path.resolve` may)."""
     return Path(os.path.realpath(path))
 
 

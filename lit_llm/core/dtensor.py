@@ -15,7 +15,7 @@ from lit_llm.core.errors import UserError
 
 
 def holds_first_copy(tensor: DTensor) -> bool:
-    """Whether this rank has the first copy of its shard along all replicated mesh dimensions. Only first copies are saved."""
+    """Whether this rank is the first of those with the same shard of `tensor`. Only the first saves it in checkpoints."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     return all(c == 0 for c, placement in zip(coordinate, tensor.placements, strict=True) if isinstance(placement, Replicate))
@@ -29,12 +29,12 @@ def differentiable_part(tensor: Tensor) -> Tensor:
 
 
 def whole_experts(tensor: DTensor) -> list[Placement]:
-    """Placements of `tensor` (E, …) that keep experts whole: dimension 0 (experts) stays sharded, other dimensions do not."""
+    """Placements for `tensor` (E, …) in which each expert is whole: dimension 0 stays sharded, other dimensions do not."""
     return [Replicate() if isinstance(p, Shard) and p.dim > 0 else p for p in tensor.placements]
 
 
 def zeros_by_row(tensor: Tensor) -> Tensor:
-    """Zeros (E, r, 1) for experts' matrices (E, r, c), sharded by experts only: a rank has all rows of each of its experts."""
+    """Make zeros (E, r, 1), one per row of the matrices `tensor` (E, r, c). If sharded, then by experts, with all rows."""
     local, shape = local_part(tensor), (*tensor.shape[:2], 1)
     zeros = torch.zeros(local.size(0), *shape[1:], dtype=tensor.dtype, device=local.device)
     if not isinstance(tensor, DTensor):

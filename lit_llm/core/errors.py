@@ -31,7 +31,7 @@ debug = False
 
 
 def show_traceback(error: UserError) -> None:
-    """If `debug` is true, print the traceback of a mistake, with the exceptions that led to the mistake."""
+    """If `debug` is true, print the traceback of a user's mistake, with the exceptions that caused it."""
     if debug:
         traceback.print_exception(error)
 
@@ -41,7 +41,7 @@ unsaid: list[str] = []
 
 
 def report(message: str, kind: str = "error") -> None:
-    """Print each line of `message` to stderr as "kind: line", on the machine's first process; others add errors to `unsaid`."""
+    """Print each line of `message` to stderr as "kind: line" in a machine's first process; others add errors to `unsaid`."""
     for line in message.splitlines():
         if is_first_here():
             print(f"{kind}: {line}", file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def failed_outside(error: BaseException) -> str | None:
-    """Return the cause of `error` as text if it is a limit of the system or a panic in a library's Rust code; else None."""
+    """Return a text on the cause of `error` if it is a limit of the system, or a panic in a library's Rust code; else None."""
     said, number = first_line(error)[:300], getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
         return "there is not enough memory: see `ulimit -v` and the limits of control groups"

@@ -63,7 +63,7 @@ class Hardware:
         return not (precision.startswith("bf16") and self.is_before_ampere)
 
     def usd_hour(self, given: float | None) -> tuple[float, float] | None:
-        """(lowest, highest) price of a device-hour in USD: both `given`, or without `given` the device's own. None: unknown."""
+        """(lowest, highest) price of a device-hour in USD: `given` twice or, if it is None, the device's own. None: unknown."""
         return self.price_usd_hour if given is None else (given, given)
 
     def peak_for(self, precision: str, matmul_precision: str = "highest") -> float | None:

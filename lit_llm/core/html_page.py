@@ -73,7 +73,7 @@ svg .hollow { fill: none; stroke-width: 1.5; }
 
 
 class Bar(NamedTuple):
-    """Record of a bar in a lane, from time `start` to `stop`: `color` is the number of a colour in STYLE, `title` a tooltip."""
+    """Record of a bar from time `start` to `stop`. `color`: number of a colour in STYLE; `title`: tooltip; `text`: a label."""
 
     start: float
     stop: float
@@ -182,7 +182,7 @@ def plot(label: str, height: int, shapes: Iterable[str], *, below: int = 20) -> 
 
 
 def areas(columns: Sequence[tuple[float, Sequence[float]]], colors: Sequence[int], top: float) -> str:
-    """SVG of stacked areas. `columns`, from the left: (width, values of the areas from the bottom). `top`: largest sum."""
+    """SVG of stacked areas. `columns`: (width, each area's value, from the bottom). `top`: the sum that fills the height."""
     whole = sum(width for width, _ in columns)
     paths = []
     for layer in range(len(colors)):
@@ -248,5 +248,5 @@ def round_numbers(low: float, high: float, most: int) -> list[float]:
 
 
 def few(elements: list[T], most: int) -> list[T]:
-    """At most `most` of the elements, evenly spaced."""
+    """At most `most` of `elements`: the first, and others at equal distances in the list."""
     return elements[:: max(1, -(-len(elements) // most))]

@@ -9,7 +9,7 @@ from lit_llm.core.errors import UserError
 
 
 class MeshSizes(NamedTuple):
-    """Record of the number of ranks along each mesh dimension, outermost first: rank numbers count along the last one first."""
+    """Record of the number of ranks along each mesh dimension. Ranks with consecutive numbers differ in the last dimension."""
 
     pipeline: int = 1
     replicate: int = 1
@@ -19,7 +19,7 @@ class MeshSizes(NamedTuple):
 
     @property
     def world(self) -> int:
-        """Number of processes."""
+        """Number of processes in the mesh: the product of all sizes."""
         return math.prod(self)
 
     @property

@@ -40,7 +40,7 @@ def percent(share: float) -> str:
 
 
 def counted(number: int, name: str) -> str:
-    """A number with a noun, for example "1 run", "1,200 runs"."""
+    """A number with a noun, in the plural unless the number is 1, for example "1 run", "1,200 runs"."""
     return f"{number:,} {name}{'s' * (number != 1)}"
 
 

@@ -81,5 +81,5 @@ def restarts() -> int:
 
 
 def _number(*names: str) -> int:
-    """The value of the first of these environment variables that is set to a whole number; 0 if no variable is."""
+    """The whole number in the first of these environment variables that has one; 0 if no variable has."""
     return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), 0)

@@ -23,9 +23,10 @@ _MOST_PHASES = 12
 
 
 def phases(rate: Callable[[int], float], steps: int, tokens_before: Callable[[int], int]) -> list[Phase]:
-    """The phases in time order: warmup (the rate rises), stable (at the peak), decay (the rate falls), constant (below it).
+    """A schedule's phases in time order: warmup (the rate rises), stable (at the peak), decay (falls), constant (below it).
 
-    Ends of phases are exact in a run of up to 2,048 steps. A longer run is sampled: a phase between two samples may be missed.
+    More than 12 phases are returned as one, "varies". Ends of phases are exact in a run of up to 2,048 steps. A longer run is
+    sampled: a phase between two samples may be missed.
 
     Args:
         rate: number of an optimizer step, from 1 → learning rate divided by the peak.

@@ -31,7 +31,7 @@ class InvalidYaml(UserError):
 
 
 class NotYaml(InvalidYaml):
-    """Raised for a text that breaks YAML's syntax, and so may be ordinary text."""
+    """Raised for a text that breaks YAML's syntax, and so may be ordinary text that was never meant as YAML."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -73,7 +73,7 @@ def read_yaml_file(path: Path | str) -> Any:
 
 
 def refusal(text: str) -> str | None:
-    """Why an unquoted text is refused as a value, as the end of a sentence; None if the text is allowed."""
+    """Why an unquoted text is refused as a value: YAML 1.1 and 1.2 disagree about it. The end of a sentence; None: allowed."""
     if _AMBIGUOUS_BOOL.fullmatch(text):
         return "means true or false in YAML 1.1 and text in YAML 1.2: write true or false, or quotes around it"
     if _AMBIGUOUS_INT.fullmatch(text):
@@ -166,7 +166,7 @@ def comment(text: str) -> str:
 
 
 def as_flag(value: Any) -> str:
-    """A value of a YAML tree, written as the text after a flag on a command line."""
+    """A value of a YAML tree, written as the text that follows its flag on a command line: JSON, but strings as they are."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -21,11 +21,11 @@ _AHEAD = 4096  # samples whose addresses are computed in one call: numpy's cost 
 
 
 class GlobalOrder(DistributedSampler):
-    """A sampler that yields, for each micro-batch of this rank in training order, an array with its samples' block addresses.
+    """A sampler for training that yields, for each micro-batch of this rank in order, the addresses of its samples' blocks.
 
-    The method ``locate`` of the data module ``data`` gives the addresses. Each optimizer step reads the samples after those of
-    the previous step (``StepSamples``); sample numbers count the samples of all ranks. Iteration starts at optimizer step
-    ``data.step``, so a resumed run continues in the same place with any number of ranks, workers or micro-batches.
+    The method ``locate`` of the data module ``data`` maps the number of each sample, counted over the run and all ranks, to an
+    address: a block's number or, in a mixture, the numbers of a source and a block. Iteration starts with the samples of
+    optimizer step ``data.step``, so a resumed run continues in the same place with any number of ranks or micro-batches.
 
     The base class is ``DistributedSampler`` because Lightning then keeps this sampler and does not inject one that shuffles.
     """
@@ -58,8 +58,8 @@ class HeldOutOrder(DistributedSampler):
     """A sampler of a held-out set in file order: rank r of W reads the blocks r, r + W, r + 2W, ...
 
     All ranks have the same number of batches, all of one size (at most ``micro_batch_size``), so no collective waits for a rank
-    that has finished, and no shape changes. To fill up the last batches, the sampler also yields numbers after that of the
-    last block, for which the dataset returns blocks of padding.
+    that has finished, and no shape changes. To fill up the last batches, the sampler also yields larger numbers than the last
+    block's; for such numbers the dataset returns blocks of padding.
     """
 
     def __init__(self, blocks: Blocks, *, micro_batch_size: int, rank: int, world_size: int) -> None:

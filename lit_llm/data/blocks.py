@@ -35,7 +35,7 @@ from lit_llm.data.token_stream import TokenStream
 
 
 class Rows(NamedTuple):
-    """The arrays of a micro-batch of B blocks, one block per row. A field that is None is left out of the batch."""
+    """Record of the arrays of a micro-batch: B rows, one per block. A field that is None is left out of the batch."""
 
     input_ids: np.ndarray
     """(B, T) int64: the input token ids."""
@@ -55,7 +55,10 @@ class Rows(NamedTuple):
 
 
 class Blocks(Dataset, ABC):
-    """Base class of datasets of blocks (T inputs, T targets). A block's address: its number; in a mixture, (source, number)."""
+    """Base class of datasets whose items are micro-batches of blocks. A block has T inputs and T targets.
+
+    Datasets are indexed by the addresses of blocks. An address is a block's number; in a mixture, (source, number).
+    """
 
     @abstractmethod
     def __len__(self) -> int:
@@ -109,15 +112,17 @@ class StreamBlocks(Blocks):
         return self._completed(rows, starts)
 
     def _numbers(self, number: int, start: int, targets: np.ndarray) -> np.ndarray | int:
-        """The document number of each input of a piece: (n,), or one number for all. ``number``: the piece's number in its row;
-        ``start``: the stream position of its first input; ``targets`` (n,): its targets; a subclass may set some to -100."""
+        """Return the number, within its row, of the document of each of a piece's n inputs: (n,), or one number for all.
+
+        ``number``: the piece's number in its row. ``start``: the stream position of the piece's first input. ``targets`` (n,):
+        the piece's targets, of which a subclass may set some to -100."""
         return number
 
     def _completed(self, rows: Rows, starts: list[list[int]]) -> Rows:
         return rows
 
     def _padding(self, rows: int) -> Rows:
-        """``rows`` rows of padding, without targets. All inputs are id 0: as attention is causal, any valid id would do."""
+        """Return ``rows`` rows of padding: all targets are -100, and all inputs id 0 (attention is causal: any id would do)."""
         shape = rows, self.block_size
         documents = None if self.documents is None else np.zeros(shape, dtype=np.int32)
         padding = Rows(np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64), documents)
@@ -162,7 +167,7 @@ class TrainBlocks(StreamBlocks):
 class HeldOutBlocks(TrainBlocks):
     """Dataset of a held-out stream's blocks: each token except the first is a target once, and the last block is padded.
 
-    For a block number after the last block, the block has only padding, so that all ranks have the same number of batches.
+    A number larger than the last block's gives a block of padding, so that all ranks have the same number of batches.
     """
 
     _random = False
@@ -224,7 +229,9 @@ class PairBlocks(PackedBlocks):
 
 
 class MixtureBlocks(Blocks):
-    """Dataset of the blocks of several sources; addresses: (source, block). Batches also have ``sources``, (B,) int64.
+    """Dataset of the blocks of a mixture. An address is (number of a source, number of a block in the source).
+
+    Batches also have ``sources``, (B,) int64: the number of each row's source.
 
     Args:
         blocks: number of a source → the blocks of the source.
@@ -254,9 +261,10 @@ class MixtureBlocks(Blocks):
 
 
 class HeldOutMixtureBlocks(MixtureBlocks):
-    """Dataset of the held-out blocks of all sources, with numbers as addresses. A number after the last block gives padding.
+    """Dataset of a mixture's held-out blocks. An address is one number, which counts the blocks of all sources together.
 
-    The sources alternate evenly. So the first batches have text of all sources, even if `limit_val_batches` skips later ones.
+    A number larger than the last block's gives padding. The sources alternate evenly in this order. So the first batches have
+    text of all sources, even if `limit_val_batches` skips later batches.
     """
 
     def __init__(self, blocks: Mapping[int, Blocks]) -> None:

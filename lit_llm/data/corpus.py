@@ -91,7 +91,7 @@ class Corpus:
         return any(stream.pairs for stream in self.streams.values())
 
     def pair_positions(self) -> np.ndarray:
-        """(n,) int64, ascending: the position of each preference pair's first input, in tokens over all streams in order."""
+        """The position of each preference pair's first input, counted in tokens over all streams in order: (n,) int64."""
         starts = (pool + self.tokens_before(name) for name in self.streams for pool, _ in self.documents(name).pools(2**18))
         return np.concatenate([*starts, np.empty(0, dtype=np.int64)])
 
@@ -112,7 +112,7 @@ class Corpus:
         return (self.eos_id is not None and self.bos_id is None) if said is None else said
 
     def token_bytes(self) -> Tensor | None:
-        """(V,) int64: the number of UTF-8 bytes of each id, 0 for ids that the tokenizer lacks. None without a tokenizer."""
+        """The number of UTF-8 bytes of each id's text, (V,) int64; 0 if the tokenizer lacks the id. None: no tokenizer."""
         if self.tokenizer is None:
             return None
         sizes = torch.zeros(self.vocab_size, dtype=torch.int64)
@@ -121,10 +121,11 @@ class Corpus:
         return sizes
 
     def token_bytes_of(self, split: str) -> Tensor | None:
-        """`token_bytes`, (V,) or None. If its sum over a split's tokens is not the text's number of bytes: corrected (float64).
+        """The number of bytes of each token id, (V,), corrected for the text of a split; None without a tokenizer.
 
-        Correction: if the text has characters that the tokenizer does not know, the unknown id gets their mean number of bytes.
-        Otherwise, for example if a tokenizer puts a space before each text, one factor scales the bytes of all ids.
+        If the numbers of `token_bytes` add up to the text's bytes over the tokens of the split, they are returned as they are.
+        Otherwise float64 is returned. If the text has characters that the tokenizer does not know, the unknown id gets their
+        mean number of bytes. Else, as with a tokenizer that puts a space before each text, one factor scales all numbers.
         """
         sizes, text = self.token_bytes(), self.text_sizes.get(split)
         if sizes is None or text is None or text.bytes == text.token_bytes:
@@ -173,16 +174,16 @@ class OpenedCorpus:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Key in a saved state → fingerprint: one fingerprint of all data or, in a mixture, one for each source."""
+        """The fingerprints (hashes of tokens) that a checkpoint stores, by key: one of all data; in a mixture, one a source."""
         of_sources = {f"{_OF_SOURCE}{source}": self.fingerprint(source) for source in self.corpus.sources}
         return of_sources or {"fingerprint": self.fingerprint()}
 
     def change_since(self, name: str, files: Mapping[str, list[str]], sources: Callable[[], Iterable[Path]]) -> str:
-        """One phrase on what differs from a saved state with another fingerprint: a source, files, or the tokenizer or split.
+        """One phrase on why a fingerprint is not the checkpoint's: a source or files have changed, or the tokenizer or split.
 
         Args:
             name: the fingerprint's key in `fingerprints`.
-            files: path → [state, hash] of the files in the saved state; empty if the state lists no files.
+            files: path → [state, hash] of the files that the checkpoint lists; empty if it lists none.
             sources: returns the paths of the files that the data are now read from.
         """
         if self.corpus.sources:
@@ -198,7 +199,7 @@ class OpenedCorpus:
         return f"the text{where} is not the checkpoint's, which does not list its files"
 
     def with_plans(self, block_size: int) -> OpenedCorpus:
-        """A copy with `plans` for packed blocks: of all streams if documents are preference pairs, else of training streams.
+        """A copy of this object with `plans`, the packing plan of each training stream (with preference pairs, of each stream).
 
         Raises:
             UserError: `open_plan`, which opens a plan or makes it, raises an error.
@@ -225,11 +226,12 @@ class OpenedCorpus:
         return replace(self, teachers=teachers)
 
     def blocks(self, split: str, *, block_size: int, packed: bool, documents: bool) -> Blocks:
-        """The blocks of a split, in the order of the text. In a mixture, training blocks have addresses (source, block).
+        """The dataset of a split's blocks, in the order of the text. In a mixture, addresses in training are (source, block).
 
         Args:
             packed: whether training reads the packed blocks of `plans`; False: training reads consecutive tokens.
-            documents: whether batches have "documents". Never if a shard of the split does not say where documents end.
+            documents: whether batches have "documents"; with preference pairs they always have. No batch has "documents" if a
+                shard of the split does not say where documents end.
         """
         corpus = self.corpus
         known = (documents or corpus.pairs) and self.with_documents.issuperset(corpus.of_split(split))
@@ -267,7 +269,7 @@ class OpenedCorpus:
 
 
 def file_changes(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:
-    """The changes of files: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged.
+    """One phrase per changed file: "a.txt has changed", "b.txt is gone", "c.txt is new". A file that only moved is unchanged.
 
     Args:
         before: the files before, as path → [state, hash] (`Seen`).

@@ -89,16 +89,18 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         """
 
     def find_ramp(self, callbacks: Iterable[Callback | None]) -> None:
-        """Store the ``BatchRamp`` among a trainer's callbacks as the ramp of the batch size; None if there is none."""
+        """Set `ramp` to the ``BatchRamp`` among a trainer's callbacks, which sets the batch size of each step; else to None."""
         self.ramp = next((callback for callback in callbacks if isinstance(callback, BatchRamp)), None)
 
     def find_pipeline(self, strategy: object) -> None:
-        """Store the strategy's pipeline layout, which limits the number of micro-batches in a step; None without a pipeline."""
+        """Set `pipeline` to the strategy's pipeline layout, which limits the micro-batches in a step; None: no pipeline."""
         self.pipeline = getattr(strategy, "pipeline_layout", None)
 
     def find_teachers(self) -> TeacherInfo:
-        """Open the teacher's files, so that training batches have its predictions. Returns its settings. Raises a UserError if
-        files are missing, damaged or made for other tokens or blocks, or if sources have different teachers."""
+        """Open the files with a teacher model's predictions, for distillation: training batches then have the predictions.
+
+        Return the settings with which the files were made. Raises a UserError if files are missing, damaged or made for other
+        tokens or blocks, or if the sources of a mixture have different teachers."""
         self._opened = self.opened.with_teachers(self._block_size, self.packing)
         return next(iter(self._opened.teachers.values())).info
 
@@ -116,7 +118,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         refuse(self.problems(self._rank[1]))
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the data and, for "fit", set the trainer's accumulation and last step.
+        """Open the data and, for "fit", set the trainer's gradient accumulation and the optimizer step at which training ends.
 
         Raises:
             UserError: all problems, one sentence per line.
@@ -141,9 +143,10 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return self._opened or OpenedCorpus.of(self.open_corpus(), self.seen_sources())
 
     def _open_plans(self) -> None:
-        """Open the plans of packed blocks. One process makes missing plans, then all ranks read the plans. A collective.
+        """Open the packing plans, which say what each packed block contains. A collective: all ranks must call this method.
 
-        Rank 0 may have opened the plans before, alone, to check the data. Rank 0 still takes part in the collective.
+        One process (of each node, if nodes have data of their own) makes missing plans, then all ranks read the plans. Rank 0
+        may have opened the plans before, alone, to check the data; it still takes part in the collective.
         """
         if self._plans_shared:
             return
@@ -185,7 +188,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return at_least_one(self.trainer, "limit_test_batches", self.held_out_loader("test"))
 
     def held_out_loader(self, split: str) -> DataLoader:
-        """A loader that reads each block of a split once, over all ranks. All ranks have the same number of batches."""
+        """A DataLoader for the blocks of a held-out split. Ranks share the blocks, each read once, in equally many batches."""
         if not self.corpus.of_split(split):
             raise UserError(self.missing_text(split))
         blocks = self.blocks(split)
@@ -201,7 +204,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
 
     @property
     def samples(self) -> StepSamples:
-        """The samples and micro-batches of each optimizer step, for the present batch sizes, batch ramp and number of ranks."""
+        """The object that computes each optimizer step's samples and micro-batches from batch sizes, batch ramp and ranks."""
         stages = ((0, self.global_batch_size),) if self.ramp is None else self.ramp.sequences(self._block_size)
         return StepSamples(stages, self.micro_batch_size, self._rank[1], self.pipeline, self._base)
 
@@ -235,7 +238,7 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
         return self.samples.micro_batch(step) * self._block_size
 
     def blocks(self, split: str) -> Blocks:
-        """The training or held-out blocks of a split, in the order of the text."""
+        """The dataset of the blocks of a split ("train", "val" or "test"), in the order of the text."""
         packed = self.packing == "best_fit"
         return self.opened.blocks(split, block_size=self._block_size, packed=packed, documents=self.gives_documents)
 
@@ -254,7 +257,8 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
     # ---- State --------------------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """The settings that, with the position, determine the next batches; once the data are open, also their fingerprints."""
+        """Name → value of what determines the next batches, besides the position in the data: settings and, once the data are
+        open, hashes of their tokens."""
         identity = {
             "global_batch_size": self.global_batch_size,
             "batch_ramp": "none" if self.ramp is None else [list(pair) for pair in self.ramp.tokens_per_batch],
@@ -285,7 +289,8 @@ class TokenDataModule(HoldsCorpus, LightningDataModule):
     def changes_since(self, checkpoint: dict[str, Any]) -> list[str]:
         """One sentence for each setting that affects the next batches and differs from its value in a checkpoint.
 
-        The tokens are compared only after `setup`, which opens the data.
+        If the checkpoint was trained with another data module, one sentence says so. The tokens are compared only after
+        `setup`, which opens the data.
         """
         name = type(self).__qualname__
         if name not in checkpoint:

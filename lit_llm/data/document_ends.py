@@ -22,7 +22,7 @@ from lit_llm.ingest.shards import DOCS_DTYPE
 
 
 def missing_documents(stream: TokenStream) -> str | None:
-    """The path of a shard that does not say where its documents end; None if all shards do."""
+    """The path of the first shard that does not say where its documents end; None if all shards of the stream do."""
     return next((layout.path for layout in stream.layouts if not (layout.megatron or os.path.exists(layout.docs))), None)
 
 
@@ -44,7 +44,9 @@ class Documents:
         return self.__dict__ | {"_ends": {}}
 
     def numbers(self, start: int, length: int) -> np.ndarray:
-        """The document number of each input at the positions [start, start + length): (length,) int32, 0 for the first input.
+        """The document number of each input at the stream positions [start, start + length): (length,) int32.
+
+        Numbers count from 0 for the document of the first of these inputs.
 
         Raises:
             UserError: the document ends are damaged.
@@ -55,8 +57,10 @@ class Documents:
         return opens.cumsum(dtype=np.int32)
 
     def pools(self, documents: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, pool by pool, all documents with at least one pair of an input and its target. A pool has ``documents``
-        document ends, the last at most as many. In preference data, a chosen and the next rejected answer are one document.
+        """Yield all documents of the stream in order, in pools of ``documents`` documents; the last pool may be smaller.
+
+        A document that has no pair of an input and its target is left out of its pool. In preference data, a chosen and the
+        next rejected answer are yielded as one document, but count as two.
 
         Yields:
             (n,) the position of each document's first input in the stream, and (n,) each document's number of pairs.
@@ -88,7 +92,7 @@ class Documents:
         return starts[lengths > 0], lengths[lengths > 0]
 
     def _between(self, above: int, last: int) -> np.ndarray:
-        """The document ends e with above < e <= last, counted in tokens from the start of the stream: (n,) int64."""
+        """The document ends e with above < e <= last, as positions in tokens from the start of the stream: (n,) int64."""
         starts, between = self.stream.starts, [np.empty(0, dtype=np.int64)]
         shard = bisect_right(starts, above) - 1
         while shard < len(self.stream.layouts) and starts[shard] < last:

@@ -13,9 +13,9 @@ from lit_llm.tokenizers import Tokenizer
 
 
 def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
-    """Yield lines of text with the first sequences of the first global batch of a new run, document by document.
+    """Yield lines of text that show the first sequences of a new run's first global batch, document by document.
 
-    If a shard does not say where documents end, a sequence counts as one document.
+    Prepares and opens the data. If a shard does not say where documents end, a sequence counts as one document.
 
     Args:
         data: a data module with the batch sizes of the recipe, without a Trainer.
@@ -31,7 +31,7 @@ def first_batch(data: TokenDataModule, sequences: int) -> Iterator[str]:
 
 
 def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, source_names: Sequence[str] = ()) -> Iterator[str]:
-    """Yield lines with the inputs and targets of each document of each sequence, as Python literals with escape sequences.
+    """Yield lines of text that show the inputs and targets of each document of each sequence of a batch, as Python literals.
 
     Args:
         tokenizer: decodes the tokens. None: the lines have token ids instead of text.
@@ -53,7 +53,7 @@ def batch_as_text(batch: Mapping[str, Tensor], tokenizer: Tokenizer | None, sour
 
 
 def _text(ids: np.ndarray, tokenizer: Tokenizer | None) -> str:
-    """The text of (n,) ids as a Python literal. A run of n ignored targets (-100) becomes "[n masked]", outside of quotes."""
+    """The text of token ids (n,) as a Python literal (no tokenizer: the ids). n ignored targets (-100) become "[n masked]"."""
     parts = []
     for run in np.split(ids, np.flatnonzero(np.diff(ids == IGNORED)) + 1):
         if run[0] == IGNORED:

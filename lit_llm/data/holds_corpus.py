@@ -15,7 +15,8 @@ from lit_llm.tokenizers import Tokenizer
 
 
 class HoldsCorpus(ABC):
-    """Base class of data modules: a subclass opens a corpus, and properties describe the corpus, such as ``vocab_size``."""
+    """Base class of data modules: a subclass opens a corpus (token streams and their vocabulary), and properties such as
+    ``vocab_size`` describe the corpus."""
 
     _opened: OpenedCorpus | None = None
     # Whether rank 0 opens the data for all ranks. The data must have the same paths on all ranks.
@@ -37,7 +38,7 @@ class HoldsCorpus(ABC):
         return []
 
     def seen_sources(self) -> Seen | None:
-        """The text files that were tokenised: path → [state, hash]. None: only the token files are known, not the texts."""
+        """The text files that were tokenised: path → ["SIZE CTIME INODE", hash]. None: only the token files are known."""
         return None
 
     def missing_text(self, split: str) -> str:
@@ -107,7 +108,7 @@ class HoldsCorpus(ABC):
 
     @property
     def knows_documents(self) -> bool:
-        """Whether all shards say where documents end; if not, the model searches for BOS or EOS. False before data are open."""
+        """Whether all shards say where documents end. If not, the model searches for BOS or EOS. False before data are open."""
         return self._opened is not None and self._opened.with_documents.issuperset(self.corpus.streams)
 
     @property

@@ -35,7 +35,7 @@ def has_index(path: str) -> bool:
 
 
 def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
-    """The dtype and the number of the tokens in the file ``path``; None if there is no Megatron index beside the file.
+    """(dtype, number) of the tokens in Megatron's token file ``path``; None if there is no index ``X.idx`` beside the file.
 
     Args:
         size: the size of the file ``path`` in bytes.
@@ -57,7 +57,7 @@ def layout(path: str, size: int) -> tuple[np.dtype[Any], int] | None:
 
 
 def document_ends(path: str, itemsize: int, tokens: int) -> np.ndarray:
-    """The end of each document in the file ``path``: uint64 (n,), the number of tokens up to and with the document's last.
+    """The end of each document in the token file ``path``, uint64 (n,): the number of tokens up to and with its last token.
 
     Documents without tokens are left out. ``itemsize`` is the size of a token in bytes, ``tokens`` the file's number of tokens.
 
@@ -89,7 +89,7 @@ def wrong_size(path: str, size: int, expected: int, says: str) -> str | None:
 
 
 def _header(index: str, header: bytes) -> tuple[np.dtype[Any], int, int]:
-    """The tokens' dtype, the number of sequences and of document indices, from ``header``, the first bytes of file ``index``.
+    """Parse ``header``, the first bytes of the file ``index``: (dtype of tokens, number of sequences, of document indices).
 
     Raises:
         UserError: the index is truncated or empty, or its version or token type is not supported.

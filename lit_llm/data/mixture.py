@@ -101,7 +101,7 @@ class Mixture(ShardDataModule):
         return problems or self._cap_problems()
 
     def _cap_problems(self) -> list[str]:
-        """A sentence for each source that the run would read more often than its `max_epochs`. Empty if sizes are estimates."""
+        """A sentence for each source that the run would read more than `max_epochs` times. Empty while sizes are estimates."""
         # Before `setup`, the numbers of packed blocks are only estimates without padding, so they are not checked.
         estimated = self.packing == "best_fit" and not self._plans
         if estimated or all(source.max_epochs is None for source in self.sources.values()):
@@ -170,7 +170,7 @@ class Mixture(ShardDataModule):
         return self._made
 
     def _sizes(self) -> dict[str, int]:
-        """Source → the number of its training blocks, 0 without training text. With packing, an estimate until `setup`."""
+        """Source → the number of its training blocks; 0 without training text. With packing, estimates before `setup`."""
         if self._plans:  # packing is on, and `setup` has opened the plans
             sizes = {name.rpartition("/")[0]: len(plan) for name, plan in self._plans.items()}
         else:
@@ -196,7 +196,7 @@ class Mixture(ShardDataModule):
         return -1 if self._length is None else self._length[0]
 
     def draws(self) -> list[PhaseDraws]:
-        """For each phase: how much it reads of each source. The Trainer or ``find_run`` must have given the run's length."""
+        """A record for each phase of how much the phase reads of each source. The run's length must be known."""
         order, sizes, start, phase_draws = self._order(), self._sizes(), 0, []
         for phase in order.phases:
             before, after = order.drawn(start), order.drawn(phase.end)
@@ -214,7 +214,10 @@ class Mixture(ShardDataModule):
         return {name: drawn.epochs for name, drawn in self.draws()[-1].sources.items() if drawn.epochs}
 
     def describe_phases(self) -> list[str]:
-        """A list with one line about the phases that are not over: "phases: until step 54 code 6, docs 3; until step 60 …"."""
+        """A list with one line about the phases that are not over: "phases: until step 54 code 6, docs 3; until step 60 …".
+
+        The line has, for each phase, its last step and the samples of each source in a period. Empty if all phases are over.
+        """
         to_come = [phase for phase in self._phases() if phase.end > self._base[1]]
         steps = range(self._base[0], self._steps() + 1)
         ends = [steps[bisect_left(steps, phase.end, key=self.samples.before)] for phase in to_come]
@@ -242,8 +245,8 @@ class Mixture(ShardDataModule):
 
 
 def _chat_problems(trained: Mapping[str, TokenStream]) -> list[str]:
-    """A list with a sentence if the chat templates or end-of-turn ids of sources differ, or their files are damaged; else
-    empty. ``trained``: source → its training stream."""
+    """A list with one sentence if the sources' conversations have different chat templates or end-of-turn ids, or the files
+    with these are damaged; else an empty list. ``trained``: source → its training stream."""
     try:
         forms = chat_forms(trained.values())
     except UserError as error:

@@ -77,7 +77,9 @@ class Phase(NamedTuple):
 
 
 def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
-    """Source → quota: the smallest whole numbers in the ratio of ``weights``. Sources of weight 0 are left out.
+    """Source → quota, its number of samples in a period: the smallest whole numbers in the ratio of ``weights``.
+
+    Sources of weight 0 are left out.
 
     A weight counts as the decimal number that the user wrote: 0.1 is exactly one tenth.
 
@@ -105,7 +107,7 @@ def smallest_quotas(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _hundredths(weights: dict[str, Fraction], total: Fraction | int) -> dict[str, Fraction]:
-    """Source → share: its weight / ``total``, rounded to 0.01 %, at least 0.01 %. The largest is set to make the sum 1."""
+    """Source → its weight / ``total``, rounded to 0.01 %, at least 0.01 %. The largest share is changed to make the sum 1."""
     parts = {name: max(1, round(weight / total * MAX_PERIOD)) for name, weight in weights.items()}
     parts[max(parts, key=parts.__getitem__)] += MAX_PERIOD - sum(parts.values())
     return {name: Fraction(part, MAX_PERIOD) for name, part in parts.items()}
@@ -188,7 +190,7 @@ class MixtureOrder:
         return self._after(int(np.searchsorted([phase.end for phase in self.phases[:-1]], samples)), samples)
 
     def _after(self, number: int, samples: int) -> dict[str, int]:
-        """The result of ``drawn(samples)`` for a number of samples that is reached in phase ``number``, or at its end."""
+        """Source → how many of the run's first ``samples`` samples are read from it. The last one is in phase ``number``."""
         quotas = self.phases[number].quotas
         periods, rest = divmod(samples - self._starts[number], self.phases[number].period)
         places, _ = self._period_places(number, np.array([periods]))
@@ -199,8 +201,10 @@ class MixtureOrder:
         return counts
 
     def _own_numbers(self, number: int, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For the global sample numbers ``g`` (n,), all in phase ``number``: the index of each sample's source among the sorted
-        names of the phase's sources (n,), and the sample's number among all samples of its source in the run (n,)."""
+        """Find the source of each sample, and the sample's number within the source. ``g`` (n,): global numbers, in one phase.
+
+        Returns the index of each sample's source among the sorted names of the sources of phase ``number`` (n,), and the
+        sample's number among all samples that the run reads from that source (n,)."""
         names = sorted(self.phases[number].quotas)
         quotas = np.array([self.phases[number].quotas[name] for name in names])
         before = np.array([self._drawn[number].get(name, 0) for name in names])
@@ -216,8 +220,10 @@ class MixtureOrder:
         return which, before[which] + period * quotas[which] + earlier
 
     def _period_places(self, number: int, periods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For the e periods ``periods`` of phase ``number``: the index of the source at each place of a period (e, P), and how
-        many earlier places of the same period belong to that source (e, P)."""
+        """Draw the sources of all P places of the e periods with the numbers ``periods`` (e,) in phase ``number``.
+
+        Returns the index of the source at each place (e, P), among the phase's sources sorted by name, and how many earlier
+        places of the same period that source has (e, P)."""
         phase = self.phases[number]
         quotas = [phase.quotas[name] for name in sorted(phase.quotas)]
         size = phase.period
@@ -233,13 +239,13 @@ class MixtureOrder:
         return places, earlier
 
     def _blocks(self, name: str, own: np.ndarray) -> np.ndarray:
-        """The block (n,) that each sample of a source reads. ``own`` (n,): the numbers of the samples within that source."""
+        """The number (n,) of the block that each of n samples reads. ``own`` (n,): the samples' numbers in source ``name``."""
         size = self.sizes[name]
         return permute(own % size, size=size, seed=_seed(self.seed, "source", name), epoch=own // size)
 
 
 def _seed(seed: int, kind: str, name: str) -> int:
-    """A seed of 64 bits from the run's ``seed``, for a "phase" (``name``: its first sample) or a "source" (its name)."""
+    """Derive a seed of 64 bits from the run's ``seed``. ``kind``: "phase" (``name``: its first sample's number) or "source"."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {kind} {name}".encode(), digest_size=8).digest(), "little")
 
 

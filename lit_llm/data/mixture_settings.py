@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def with_names(of_sources: Mapping[str, T]) -> dict[str, T]:
-    """A copy with the names of sources as strings: YAML reads a name such as 2024 as a number."""
+    """A copy of a dict by source, with each source's name as a string: YAML reads a name such as 2024 as a number."""
     return {str(name): value for name, value in of_sources.items()}
 
 

@@ -18,7 +18,7 @@ _new_key = itertools.count()
 
 
 class OpenFiles:
-    """Reads files for one owner, such as a stream. All owners of a process together have at most 128 descriptors open.
+    """Reads files for one owner, such as a stream. All objects of this class in a process keep at most 128 descriptors open.
 
     Pickling transfers no descriptor: the unpickled copy opens the files again.
     """

@@ -90,7 +90,7 @@ def _sorted(keys: np.ndarray, size: int) -> np.ndarray:
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Map each of the ``values``, (n,) uint64 in [0, 2**bits), by the permutation of its key in ``keys``, (n,) uint64.
+    """Permute numbers below 2**bits: map each of ``values`` (n,) uint64 by the permutation that its key in ``keys`` selects.
 
     The rounds change the high and the low half of the bits in turn. Halves cannot be swapped: their widths differ if ``bits``
     is odd.
@@ -109,7 +109,7 @@ def _feistel(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser on (n,) uint64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
+    """Hash each of (n,) uint64 to a uint64 by SplitMix64's finaliser (Steele, Lea, Flood 2014), which mixes all bits."""
     x = x + np.uint64(_GOLDEN)  # uint64 arrays wrap around, as intended
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

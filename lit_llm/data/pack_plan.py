@@ -79,7 +79,7 @@ class PackPlan:
         return self.counts.blocks
 
     def block(self, number: int) -> np.ndarray:
-        """The pieces of block number ``number``, counted from 0: (n,) of the dtype `PIECE`.
+        """The pieces of documents in block number ``number``, counted from 0: (n,) of dtype `PIECE`, (position, length) each.
 
         Raises:
             UserError: the file is damaged.
@@ -103,7 +103,7 @@ class PackPlan:
 
 
 def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
-    """Open the packing plan beside the shards. A missing plan is made first, and a line reports how many documents it cuts.
+    """Open a stream's packing plan, a file beside the shards. If it is missing, make it and print what packing cuts.
 
     Args:
         documents: the documents to pack, of one stream.
@@ -138,9 +138,10 @@ def open_plan(documents: Documents, *, size: int, tokens_hash: str) -> PackPlan:
 
 
 def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
-    """Counts for blocks of ``size`` pairs of an input and its target: packed, and consecutive for comparison. Writes no file.
+    """Count what packing would do to a stream's documents, without writing a plan.
 
-    None if there are more than `MOST_COUNTED` documents, no manifest, or no document ends.
+    Returns (counts of packed blocks, counts of blocks of consecutive tokens, for comparison), for blocks of ``size`` pairs of
+    an input and its target. None if there are more than `MOST_COUNTED` documents, no manifest, or no document ends.
 
     Raises:
         UserError: the document ends are damaged.
@@ -157,7 +158,7 @@ def planned(stream: TokenStream, *, size: int) -> tuple[Counts, Counts] | None:
 
 
 def report(packed: Counts, other: Counts) -> str:
-    """One line that says what packing does to the documents.
+    """One line of text that says what packing does to the documents: blocks, padding, and how many documents are cut.
 
     Args:
         packed: counts of the packed blocks.
@@ -185,7 +186,7 @@ def path_of(stream: TokenStream, size: int, key: bytes) -> Path:
 
 
 def key_of(documents: Documents, tokens_hash: str) -> bytes:
-    """A hash of the tokens, the shards and the document ends. Together with the block size, these decide a packing plan.
+    """A hash that changes if the tokens, shards or document ends change, which with the block size decide a packing plan.
 
     Args:
         tokens_hash: hash of the stream (`TokenStream.scan`).
@@ -221,7 +222,10 @@ def write_plan(path: Path, documents: Documents, *, size: int, key: bytes) -> in
 
 
 def _pools(documents: Documents, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield for each pool: starts (n,) and lengths (n,) of documents, and how many preference pairs exceed a block."""
+    """Yield (starts (n,), lengths (n,), left out) for each pool of documents.
+
+    A start is the position of a document's first input, a length its number of pairs of an input and its target. Left out is
+    the number of preference pairs that are longer than a block."""
     for starts, lengths in documents.pools(POOL):
         fits = lengths <= size if documents.stream.pairs else np.ones(len(lengths), dtype=bool)
         yield starts[fits], lengths[fits], int(np.sum(~fits))

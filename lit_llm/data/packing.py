@@ -19,7 +19,7 @@ PIECE = np.dtype([("start", "<u8"), ("length", "<u4")])
 
 
 class Counts(NamedTuple):
-    """Record of counts for one way to fill blocks with documents: packed or consecutive. ``+`` adds the counts of two pools."""
+    """Record of what one way to fill blocks (packed, or consecutive tokens) does to documents. ``+`` adds two pools' counts."""
 
     blocks: int = 0
     documents: int = 0
@@ -115,7 +115,7 @@ def best_fit(lengths: np.ndarray, size: int) -> np.ndarray:
 
 
 def consecutive(starts: np.ndarray, lengths: np.ndarray, size: int) -> Counts:
-    """The counts for blocks of ``size`` consecutive pairs, with 0 for `blocks` and `padding`. Arguments are as in `pack`."""
+    """Count the documents that blocks of consecutive tokens would cut. `blocks` and `padding` are 0. Arguments as in `pack`."""
     starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
     in_first = size - starts % size  # pairs up to the end of the block in which the document starts
     cut = lengths > in_first

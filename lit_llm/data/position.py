@@ -28,12 +28,12 @@ class StepSamples:
         return next(size for first, size in reversed(self.stages) if first <= step)
 
     def before(self, step: int) -> int:
-        """Number of samples that the run reads before ``step``: those of the checkpoint, `base`, and of the steps since it."""
+        """Number of samples that all ranks read before ``step``: up to the checkpoint (`base`), plus those of steps since."""
         steps, samples = self.base
         return samples + sequences_before(self.stages, step) - sequences_before(self.stages, steps)
 
     def of_rank(self, step: int, rank: int) -> list[range]:
-        """The sample numbers of each micro-batch of a rank in a step. Each rank has an equal, contiguous share."""
+        """The numbers of the samples in each micro-batch of a rank in a step. Ranks have equal, contiguous shares of a step."""
         size = self.size(step)
         share, micro = size // self.ranks, micro_batch(size, self.most, self.ranks, self.pipeline)
         assert size == share * self.ranks and share % micro == 0
@@ -49,7 +49,7 @@ class StepSamples:
         return self.size(step) // (self.micro_batch(step) * self.ranks)
 
     def micro_batches_before(self, step: int) -> int:
-        """Number of micro-batches of each rank before ``step`` if the whole run, also before `base`, has these batch sizes."""
+        """Number of micro-batches that each rank would have read before ``step`` if the whole run had these batch sizes."""
         return sequences_before(tuple((first, self.micro_batches(first)) for first, _ in self.stages), step)
 
 
@@ -79,7 +79,7 @@ def batch_problems(
 
 
 def saved_base(state: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of optimizer steps and of samples, over all ranks, of a run when the data module's state ``state`` was saved.
+    """Read (optimizer steps made, samples read by all ranks) at the time of saving from a data module's saved ``state``.
 
     Raises:
         UserError: one of the two numbers is not a non-negative integer.
@@ -92,7 +92,7 @@ def saved_base(state: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def setting_changes(now: Mapping[str, Any], saved: Mapping[str, Any], changed_text: Callable[[str], str]) -> list[str]:
-    """One phrase for each setting whose values in ``now`` and ``saved`` differ. A setting that one of them lacks is ignored.
+    """One phrase for each setting whose values in ``now`` and ``saved`` differ. A setting that either lacks is ignored.
 
     Args:
         now: name → value of the present settings and fingerprints.

@@ -14,7 +14,7 @@ from lit_llm.data.batches import ENDLESS
 
 
 def set_accumulation(trainer: Trainer, data: Any) -> None:
-    """Set the Trainer's ``accumulate_grad_batches`` to the micro-batches of a step. Does nothing with a `BatchRamp`.
+    """Set the Trainer's ``accumulate_grad_batches`` to a step's number of micro-batches. Does nothing with a `BatchRamp`.
 
     Raises:
         UserError: the user gave the Trainer a number other than 1 and the micro-batches of a step.
@@ -59,7 +59,7 @@ def set_end(trainer: Trainer, data: Any) -> None:
 
 
 def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
-    """The value of one of the Trainer's limits in micro-batches, rounded up to whole optimizer steps. A note reports rounding.
+    """One of the Trainer's limits as a number of micro-batches, rounded up to whole optimizer steps. Prints a note if rounded.
 
     Args:
         key: the name of the limit, such as "limit_train_batches". Its value is a number of micro-batches or a share of `epoch`.
@@ -82,8 +82,8 @@ def _whole_steps(trainer: Trainer, data: Any, key: str, epoch: int) -> int:
 
 
 def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataLoader:
-    """Return ``loader``. If the Trainer's limit ``key`` is below one batch of it, set the limit to 1, with a note: Lightning
-    would raise."""
+    """Return ``loader`` unchanged. If the Trainer's limit ``key``, a share of its batches, comes to less than one batch, set
+    the limit to 1 batch and print a note, because Lightning would raise an error."""
     limit = 0 if trainer is None else getattr(trainer, key)
     if 0 < limit * len(loader) < 1:
         report(f"trainer.{key} is {limit}, less than one of {len(loader)} batches: one is used (--trainer.{key} 1)", "note")
@@ -93,7 +93,7 @@ def at_least_one(trainer: Trainer | None, key: str, loader: DataLoader) -> DataL
 
 def steps_of_run(data: Any, max_steps: int, max_epochs: int | None) -> int:
     """Optimizer steps of a run: the smaller of `max_steps` and the steps of `max_epochs` passes over the data, which must be
-    open. -1 in the result and in both arguments: no limit."""
+    open. -1 (for `max_epochs` also None) means no limit, in the arguments and in the result."""
     if max_epochs is None or max_epochs == -1:
         return max_steps
     steps = steps_of_passes(data, max_epochs)

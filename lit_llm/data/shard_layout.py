@@ -16,7 +16,7 @@ from lit_llm.ingest.shards import DOCS_DTYPE, DOCS_SUFFIX, HEADER_BYTES, HEADER_
 
 
 class ShardLayout(NamedTuple):
-    """Record of the path of a token file, and of how the file stores its tokens: dtype, offset and number."""
+    """Record of a token file: its path, and how it stores tokens (dtype, bytes before the first token, number of tokens)."""
 
     path: str
     dtype: np.dtype[Any]
@@ -46,7 +46,7 @@ class ShardLayout(NamedTuple):
 
     @property
     def docs(self) -> str:
-        """The path of the ``.docs`` file with this shard's document ends. Megatron has document ends in the ``.idx`` file."""
+        """The path of the ``.docs`` file with the shard's document ends. Megatron's files have these in the ``.idx`` file."""
         return os.path.splitext(self.path)[0] + DOCS_SUFFIX
 
     def document_ends(self) -> np.ndarray | None:
@@ -129,7 +129,7 @@ def _bare_layout(path: str, header: bytes, size: int) -> ShardLayout:
 
 
 def _start(path: str, length: int) -> tuple[bytes, int]:
-    """The first ``length`` bytes of a file, or all bytes of a shorter file; and the size of the file in bytes."""
+    """Return (first ``length`` bytes of a file, its size in bytes). A shorter file is returned whole."""
     try:
         with open(path, "rb") as file:
             return file.read(length), os.fstat(file.fileno()).st_size

@@ -46,14 +46,14 @@ class ShardSplits:
     """Split → folder and manifest, for the splits whose files are all listed in one manifest."""
 
     def whole_splits(self) -> dict[str, SplitInfo]:
-        """Split → its record in the manifest, for the splits whose stream has exactly the shards of the record."""
+        """Split → its record in the manifest (documents, bytes, tokens), for splits opened with all shards of that record."""
         files = {name: [path.name for path in self.streams[name].paths] for name in self.manifests}
         splits = {name: manifest.split_with(files[name]) for name, (_, manifest) in self.manifests.items()}
         return {name: split for name, split in splits.items() if split is not None}
 
 
 def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCounts]:
-    """Split → counts of documents, bytes and tokens, summed over sources. ``splits``: for each source, split → its record."""
+    """Split → counts of documents, bytes and tokens, summed over sources. ``splits``: per source, split → manifest record."""
     sizes: dict[str, PartCounts] = {}
     for each in splits:
         for name, split in each.items():
@@ -62,7 +62,9 @@ def text_sizes(splits: Iterable[Mapping[str, SplitInfo]]) -> dict[str, PartCount
 
 
 def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSplits:
-    """The splits of a folder that ``prepare`` wrote. No shard is opened. The arguments are those of `splits_of`."""
+    """Find the splits in the folder ``path``, which ``prepare`` wrote, from its manifest. No shard is opened.
+
+    ``settings`` and ``required`` are as in `splits_of`."""
     splits, flag = ShardSplits(), f"{settings}.path"
     manifest = problem = None
     try:
@@ -96,7 +98,7 @@ def _in_folder(path: str, settings: str, required: Collection[str]) -> ShardSpli
 
 
 def path_problems(source: ShardSource, flag: str) -> list[str]:
-    """A sentence for each setting that contradicts ``path``, a folder that ``prepare`` wrote.
+    """A sentence for each setting that cannot be combined with ``source.path``, a folder that ``prepare`` wrote.
 
     Args:
         flag: the prefix of the settings' flags in the sentences, such as "--data".
@@ -111,7 +113,7 @@ def path_problems(source: ShardSource, flag: str) -> list[str]:
 
 
 def splits_of(source: ShardSource, *, settings: str = "--data", required: Collection[str] = ("train", "val")) -> ShardSplits:
-    """Open the splits of a source of token shards.
+    """Open the splits of a source of token shards. What is wrong is returned as `problems`, not raised.
 
     Args:
         settings: the prefix of the flags that problems name, such as "--data.sources.web".
@@ -123,14 +125,14 @@ def splits_of(source: ShardSource, *, settings: str = "--data", required: Collec
 
 
 def no_split_text(split: str, of: str = "") -> str:
-    """The sentence for a folder of ``prepare`` that lacks the split ``split``. ``of``: words to put after "No … text"."""
+    """The error message for a folder of ``prepare`` that lacks ``split``. ``of``: words after "No … text": " in any source"."""
     return f"No {split} text{of}: prepare the data again with it (prepare … --data.{split} FILE)."
 
 
 def _of_files(
     patterns: Mapping[str, str | list[str] | None], headerless: bool, settings: str, required: Collection[str]
 ) -> ShardSplits:
-    """Open the splits that files and globs name. ``patterns``: split → files or globs. A file in a manifest is not opened."""
+    """Open the splits that files and globs name. A file that a manifest lists is not opened. ``patterns``: split → files."""
     splits = ShardSplits()
     files: dict[str, list[Path]] = {}
     manifests: dict[Path, Manifest | None] = {}  # folder → its manifest, which is read once

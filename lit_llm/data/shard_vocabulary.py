@@ -45,7 +45,7 @@ class ShardVocabulary:
         return manifests[0].vocab_size if manifests else _GPT2_VOCAB_SIZE
 
     def problems(self, manifests: Sequence[Manifest]) -> list[str]:
-        """A sentence for each setting that is out of range. If none is: for each that contradicts another or a manifest."""
+        """A sentence for each setting that is out of range; or, if none is, for each that contradicts another or a manifest."""
         size = self.size(manifests)
         if problems := range_problems(ShardVocabulary, "data", vars(self)):
             return problems
@@ -76,7 +76,7 @@ class ShardVocabulary:
         return []
 
     def tokenizer_problems(self, manifests: Sequence[Manifest], folder: Path | None) -> list[str]:
-        """A list with a sentence if the settings' tokenizer contradicts that in a manifest's folder ``folder``; else empty."""
+        """A list with a sentence if the settings' tokenizer is not that in ``folder``, the folder of a manifest; else empty."""
         if self.tokenizer is None or any(each.tokenizer == self.tokenizer.identity() for each in manifests):
             return []
         problems: list[str] = []
@@ -90,7 +90,7 @@ class ShardVocabulary:
         return next((token_id for token_id in known if token_id is not None), None)
 
     def load_tokenizer(self, folder: Path | None) -> Tokenizer | None:
-        """The tokenizer in a manifest's folder ``folder``; without one, the tokenizer of the settings, which may be None.
+        """Load the tokenizer in ``folder``, a manifest's folder. If it has none, return the settings' tokenizer, or None.
 
         Raises:
             UserError: both tokenizers exist, and their vocabularies or the BOS or EOS ids that the settings name differ.

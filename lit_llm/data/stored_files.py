@@ -85,7 +85,9 @@ def _confirmed_hash(file: StoredFile, rest: Callable[[float], None]) -> str:
 
 
 class StoredFiles:
-    """A set of files to check. ``seen`` has the state of each file when it was added, and its hash once that is known."""
+    """A set of files to check for changes.
+
+    ``seen``: path → [state, hash]: the file's size, ctime and inode when it was added, and its hash ("" until it is known)."""
 
     def __init__(self, files: Iterable[StoredFile]) -> None:
         self._files: dict[str, StoredFile] = {}
@@ -104,23 +106,25 @@ class StoredFiles:
 
     @property
     def unlisted(self) -> int:
-        """The number of files for which no hash is given, so that any content is accepted."""
+        """The number of files of which no manifest or other record gives a hash, so that any content is accepted."""
         return sum(file.blake2b is None for file in self._files.values())
 
     def recall(self, saved: Mapping[str, list[str]]) -> list[str]:
-        """Copy to ``seen`` the saved hash of each file that is still in its saved state. Return the paths of all others."""
+        """Copy to ``seen`` the saved hash of each file whose state (size, ctime, inode) is as saved. Return all other paths."""
         changed = [path for path, (state, _) in self.seen.items() if path not in saved or saved[path][0] != state]
         self.seen |= {path: list(saved[path]) for path in self.seen.keys() - set(changed)}
         return changed
 
     def changes(self, saved: Mapping[str, list[str]], *, accepted: bool) -> list[str]:
-        """Hash the files whose state is not the checkpoint's. Return a sentence for each changed, lost or unreadable file.
+        """Hash the files whose state (size, ctime, inode) is not the checkpoint's, and return the problems.
+
+        There is one sentence for each file that has changed, is gone or cannot be read. Printed lines say how many files are
+        hashed, and how many are accepted because neither the checkpoint (a short run may end before all files are hashed) nor
+        a manifest has their hash.
 
         Args:
             saved: path → [state, hash] in the checkpoint. Empty: no file is compared.
             accepted: True: files may differ from the checkpoint's. A file must still have the hash that a manifest gives.
-
-        A short run may end before all its files are hashed. A line says how many files have no hash to be compared with.
         """
         if not saved:
             return []
@@ -144,7 +148,7 @@ class StoredFiles:
     def problems(
         self, paths: Iterable[str] | None = None, rest: Callable[[float], None] = lambda seconds: None
     ) -> Iterator[str]:
-        """Hash the files without a hash in ``seen``: store a right hash in ``seen``, else yield a sentence about the file.
+        """Hash each file that has no hash in ``seen``. Store the hash there if it is right, else yield a sentence on the file.
 
         Args:
             paths: the files to check; None: all files of this object.
@@ -166,7 +170,9 @@ class StoredFiles:
 
 
 class BackgroundCheck(threading.Thread):
-    """A daemon thread that hashes a run's files once in training. ``problem``: None, or a sentence on the first wrong file."""
+    """A daemon thread that hashes a run's data files once during training, and stops at the first file that has changed.
+
+    ``problem``: a sentence about that file; None as long as no file is wrong."""
 
     def __init__(self, files: StoredFiles) -> None:
         super().__init__(name="hashes of the data", daemon=True)

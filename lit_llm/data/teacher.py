@@ -50,7 +50,7 @@ class TeacherInfo:
 
     @property
     def name(self) -> str:
-        """The start of the weights hash, k and temperature as text, which a run stores to notice another teacher on resume."""
+        """Text that identifies the teacher: start of its weights' hash, k and temperature. Checkpoints store this text."""
         return f"{self.weights[:16]}, top {self.top_k} at {self.temperature:g}"
 
     @property
@@ -61,7 +61,7 @@ class TeacherInfo:
 
 
 def info_path(stream: TokenStream) -> Path:
-    """The path of the JSON file with a stream's `TeacherInfo`. The file is named after the first shard of the stream."""
+    """The path of the JSON file with the `TeacherInfo` of a stream, named after its first shard: ``train_teacher.json``."""
     first = stream.paths[0]
     return first.with_name(f"{re.sub('_[0-9]+$', '', first.stem)}_teacher.json")
 
@@ -82,7 +82,7 @@ def read_info(path: Path) -> TeacherInfo | None:
 
 
 class Teacher:
-    """Reads a teacher's predictions for a token stream from files beside the shards. Pickling transfers no content.
+    """Reads a teacher model's predictions for a token stream from files beside its shards. Pickling transfers no predictions.
 
     Args:
         expected: name of a field of `TeacherInfo` → the value that the field must have for this stream and its blocks.
@@ -111,10 +111,12 @@ class Teacher:
             yield StoredFile(file, self.info.files.get(os.path.basename(file)), mend=_AGAIN)
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """The teacher's predictions for `length` positions of the stream from `start` on: (length,) of `TeacherInfo.record`.
+        """Read the teacher's predictions for `length` positions of the stream from `start` on.
+
+        Returns an array (length,) of dtype `TeacherInfo.record`: k ids and log-probabilities for each position.
 
         Raises:
-            UserError: A file is damaged.
+            UserError: A file is damaged, is gone, or became shorter.
         """
         record, parts, path = self.info.record, [], ""
         for shard, first, count in self.stream.places(start, length):
@@ -127,7 +129,9 @@ class Teacher:
 
 
 class TeacherWriter:
-    """Context manager that writes a teacher's predictions to temporary files. `finish` renames these, or exit deletes them."""
+    """Context manager that writes a teacher's predictions to temporary files, which `finish` renames to their final names.
+
+    Temporary files that `finish` has not renamed are deleted when the context ends."""
 
     def __init__(self, stream: TokenStream, info: TeacherInfo) -> None:
         self._stream, self._info = stream, info
@@ -138,8 +142,8 @@ class TeacherWriter:
             os.ftruncate(file, layout.tokens * info.record.itemsize)
 
     def write(self, start: int, ids: np.ndarray, logp: np.ndarray) -> None:
-        """Write `ids` (n, k) and log-probabilities `logp` (n, k), clipped to negative float16 numbers, for n positions of the
-        stream from `start` on."""
+        """Write the predictions for n positions of the stream from `start` on: `ids` (n, k), and log-probabilities `logp`
+        (n, k), which are clipped to negative float16 numbers."""
         records = np.empty(len(ids), dtype=self._info.record)
         records["ids"], records["logp"] = ids, logp.clip(LOWEST, HIGHEST)
         for shard, first, count in self._stream.places(start, len(ids)):

@@ -72,14 +72,16 @@ class TextDataModule(TokenDataModule):
         """The texts to tokenise, in order. Called only if ``source_problems`` returns no problems."""
 
     def source_folders(self) -> list[Path]:
-        """The user's paths that are folders. All files below such a folder are read."""
+        """Those of the paths in the user's settings that are folders. All files below such a folder are read as text."""
         return []
 
     def source_files(self) -> list[Path]:
         return list(dict.fromkeys(Path(one.source.path) for one in self.inputs() if one.source.is_local))
 
     def tokenise(self, out: Path, *, shard_tokens: int, **options: Any) -> Summary:
-        """Write shards of the texts' tokens into the folder ``out``; return a summary. ``options``: arguments of `ingest`."""
+        """Tokenise the texts, write the tokens as shards into the folder ``out``, and return a summary.
+
+        ``shard_tokens``: the most tokens in a shard. ``options``: further arguments of `ingest`."""
         summary = ingest(
             self.inputs(),
             self.source_tokenizer,
@@ -163,7 +165,7 @@ class TextDataModule(TokenDataModule):
         )
 
     def _damage(self, folder: Path) -> str | None:
-        """Why a cache folder cannot be used: one of its files, or of the texts it was made from, has changed. None: no reason.
+        """Why a token cache's folder cannot be used: its files, or the texts it was made from, have changed. None: it can.
 
         A file whose state differs from its record in ``files.json`` is hashed. If the hash is right, the new state is recorded.
         """

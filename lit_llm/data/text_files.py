@@ -23,7 +23,7 @@ _MAX_PROBLEMS = 5
 
 
 def _in_both(ours: list[Source], others: list[Source]) -> list[str]:
-    """The names of the files in ``others`` that are in ``ours`` too, perhaps under another name."""
+    """The names of those files in ``others`` that are in ``ours`` too, perhaps under another name (such as a link)."""
     here, there = ([Path(source.path) for source in each if source.is_local] for each in (ours, others))
     remote = {source.path for source in ours if not source.is_local}
     return [str(path) for _, path in same_files(here, there)] + [source.name for source in others if source.path in remote]
@@ -59,7 +59,7 @@ class GivenFiles(TextDataModule):
 
     @property
     def held_out(self) -> str:  # type: ignore[override]
-        """A clause for a line that `validate` prints: of which setting's files the validation text is a part. "" with `val`."""
+        """A clause, for a line that `validate` prints, on which share of which files is validation text. "" with `val`."""
         if self.val is not None:
             return ""
         flag = "paths" if self.train is None else "train"

@@ -75,7 +75,7 @@ class ShardDataModule(TokenDataModule):
         return [manifest for manifests in entries for split, (_, manifest) in manifests if split in self.described_by]
 
     def _manifest_folder(self, streams: Mapping[str, TokenStream]) -> Path | None:
-        """The first folder with a manifest among the streams of the splits ``described_by``; None if there is no manifest."""
+        """The folder of the manifest of the first stream that has one, of the splits ``described_by``; None if none has."""
         folders = (stream.folder_of_manifest for name, stream in streams.items() if split_of(name) in self.described_by)
         return next((folder for folder in folders if folder is not None), None)
 
@@ -98,8 +98,8 @@ class ShardDataModule(TokenDataModule):
         return self._vocabulary.size(manifests)
 
     def needs_manifest(self, splits: Mapping[str, ShardSplits]) -> bool:
-        """Whether the vocabulary size is unknown if settings and manifests do not give it: True if a source has problems. If
-        False, the size is GPT-2's."""
+        """Whether the vocabulary size stays unknown if neither settings nor manifests give it: True if a source of shards has
+        problems, such as missing files. If False, GPT-2's size is used."""
         return any(each.problems for each in splits.values())
 
     def open_split(self, name: str) -> list[TokenStream]:

@@ -144,7 +144,7 @@ class TokenStream:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint16), *parts])
 
     def read_mask(self, start: int, length: int, *, random: bool = False) -> np.ndarray | None:
-        """uint8 (length,): 1 for each target among the tokens [start, start + length), else 0. None: no masks.
+        """Read the mask of the tokens [start, start + length): uint8 (length,), 1 for targets, else 0. None: no masks.
 
         Raises:
             UserError: a mask file is gone or became shorter.
@@ -156,8 +156,8 @@ class TokenStream:
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def places(self, start: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield where the tokens [start, start + length) of the stream lie: the number of a shard, the position of the first
-        of these tokens within the shard, and the number of these tokens in the shard."""
+        """Yield, for each shard with some of the tokens [start, start + length): (number of the shard, position of the first of
+        these tokens within the shard, number of these tokens in the shard)."""
         shard = bisect_right(self.starts, start) - 1
         while length:
             first = start - self.starts[shard]
@@ -197,7 +197,7 @@ class TokenStream:
         return digest.hexdigest()
 
     def bad_token(self, position: int, vocab_size: int) -> UserError:
-        """The error for the token at ``position`` in the stream, whose id is outside the vocabulary."""
+        """Return the error that says that the token at ``position`` in the stream has an id outside the vocabulary."""
         shard = bisect_right(self.starts, position) - 1
         return UserError(
             f"{self.layouts[shard].path} holds token id {int(self.read(position, 1)[0])} at position "
@@ -230,7 +230,7 @@ def _docs_problem(layout: ShardLayout, documents: int) -> str | None:
 
 
 def _size_problem(layout: ShardLayout) -> str | None:
-    """A sentence if a shard's file or mask is missing, or has not the size that the manifest says; None if both are right."""
+    """A sentence if a shard's file or mask is missing or does not have the size in the manifest; None if both are right."""
     if (size := size_of(layout.path)) is None:
         return f"Token shard not found: {layout.path}."
     says = f"meta.json says {layout.tokens} tokens = {layout.size} bytes"

@@ -16,7 +16,9 @@ from lit_llm.models.gpt import GPT
 
 
 def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) -> None:
-    """Apply activation checkpointing to the model's blocks, in place. `mode` is `ComputeConfig.activation_checkpointing`."""
+    """Make the backward pass recompute activations of the model's blocks instead of storing them. Changes blocks in place.
+
+    `mode`, a value of `ComputeConfig.activation_checkpointing`, selects the blocks and the activations."""
     rng = not isinstance(model, GPT)  # a GPT's dropout uses no generators, and restoring them takes time
     for i, block in enumerate(model.blocks):
         if recomputes(mode, i):
@@ -24,12 +26,15 @@ def apply_activation_checkpointing(model: GPT | CustomModel, mode: str | int) ->
 
 
 def recomputes(mode: str | int, i: int) -> bool:
-    """Whether the backward pass recomputes any part of block number `i`. If `mode` is a number k: whether k divides `i`."""
+    """Whether the backward pass recomputes activations of block `i`. `mode` "none": of no block; k: of blocks 0, k, 2k, …."""
     return mode != "none" and (isinstance(mode, str) or i % mode == 0)
 
 
 def recompute_block(block: nn.Module, mode: str | int, *, preserve_rng_state: bool) -> None:
-    """Make backward recompute a block's attention (`mode` attention), cheap operators (cheap) or all activations. In place."""
+    """Make the backward pass recompute some of a block's activations, by replacing the block's or its attention's `forward`.
+
+    `mode` "attention": recompute attention. "cheap": all but the results of matrix products, attention and communication. Any
+    other mode: all activations. `preserve_rng_state`: whether random numbers repeat, which takes time."""
     module: Any = block.attention if mode == "attention" else block
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
     if mode == "cheap":
@@ -63,7 +68,7 @@ _EXPENSIVE_NAMES = {
 
 
 def _policy(kept: set[str], context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """The policy of selective checkpointing for an operator: store its result if its name is in `kept`; else recompute it."""
+    """Decide for selective checkpointing: store an operator's result if its name is in `kept`; else recompute the result."""
     is_kept = operator.name().split(".")[0] in kept
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 

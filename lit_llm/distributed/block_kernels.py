@@ -47,7 +47,9 @@ def float8_problem(device: torch.device) -> str | None:
 
 
 def convert_to_float8(model: GPT | CustomModel) -> None:
-    """In `model`, replace the blocks' linear layers by torchao's float8 layers, but not the head: logits need more range."""
+    """Replace the linear layers of a model's blocks by torchao's float8 layers, in place, where both sizes are multiples of 16.
+
+    The head is not replaced: logits need more range."""
     from torchao.float8 import convert_to_float8_training  # an optional dependency
 
     # The kernels need both sizes to be multiples of 16. torchao itself does not skip layers of other sizes.

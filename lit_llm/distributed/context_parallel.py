@@ -12,8 +12,10 @@ from lit_llm.models.sequence_shard import ContextAttention, SequenceShard
 def apply_context_parallel(model: GPT, mesh: DeviceMesh, kind: ContextAttention) -> None:
     """Split each sequence of a batch with targets over the ranks of the 1-D mesh `mesh`. Changes the model in place.
 
-    Every rank gets the whole batch and computes the loss of its positions. Ranks communicate in attention only. Each rank has
-    the gradients of its own loss, so FSDP2 must average gradients over these ranks, too. Work on causal attention is equal.
+    Every rank gets the whole batch and computes the loss of its part of the positions. Ranks communicate in attention only, and
+    have equal work in it. A rank has the gradients of its own loss, so FSDP2 must average gradients over these ranks, too.
+
+    `kind`: what ranks exchange in attention: "gather" (all keys and values) or "heads" (see `MeshStrategy`).
     """
     model.sequence_shard = SequenceShard(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), kind)
 

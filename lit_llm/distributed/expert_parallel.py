@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def apply_expert_parallel(model: GPT, strategy: MeshStrategy) -> DeviceMesh | None:
-    """In place, divide each layer's experts over `strategy.expert` ranks, and tell routers which ranks share a sequence.
+    """Divide each layer's experts over `strategy.expert` ranks, and tell routers which ranks share a sequence. In place.
 
     Ranks along shard, context and tensor_parallel all have tokens of their own (under tensor parallelism, a part of the
     sequence). So each expert is whole on its rank, although tensor parallelism splits all other matrices.

@@ -27,10 +27,10 @@ from lit_llm.models.gpt import GPT
 
 
 def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_mesh: DeviceMesh | None = None) -> None:
-    """Shard a model or a pipeline's stage, in place, by FSDP2 over `strategy.shard_mesh`; experts over `expert_mesh` if given.
+    """Shard the parameters of a model or pipeline stage by FSDP2 over the ranks of `strategy.shard_mesh`, in place.
 
-    Blocks and embedding are gathered when needed; other parameters stay gathered during a step. A two-dimensional mesh
-    (replicas × shards) gives hybrid sharding (HSDP).
+    Experts are sharded over `expert_mesh` if it is given. Blocks and embedding are gathered when needed; other parameters stay
+    gathered during a step. A two-dimensional mesh (replicas × shards) gives hybrid sharding (HSDP).
 
     Under autocast, the matrices of a GPT's linear layers and experts are gathered in the compute dtype: half of fp32's bytes,
     and the same results, as autocast rounds these matrices anyway. All other parameters are gathered in their own dtype, in
@@ -78,10 +78,11 @@ def apply_fsdp(model: GPT | CustomModel | Stage, strategy: MeshStrategy, expert_
 
 
 def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) -> KeptWhole:
-    """Decide whether ranks keep whole weights and whole gradients within a step. A collective: all ranks decide the same.
+    """Decide whether ranks keep whole weights and whole gradients within an optimizer step, as `keep` does.
 
-    A setting that is `auto` follows the plan of the run (`strategy.chosen`), if there is a plan, and a printed line says so. If
-    ranks differ in memory, weights or gradients stay whole only if every rank has room. CPU ranks share a machine's memory.
+    A collective: all ranks decide the same. If ranks differ in memory, weights or gradients stay whole only if every rank has
+    room. Ranks on CPUs share the machine's memory. A setting that is `auto` follows the run's plan (`strategy.chosen`) if there
+    is one. If any setting is `auto`, a printed line reports the decision.
 
     Args:
         model: this rank's part of the model, before FSDP2 shards the parameters.
@@ -109,7 +110,7 @@ def kept_whole(model: nn.Module, strategy: MeshStrategy, gathered_bytes: int) ->
 
 
 def _on_all_ranks(facts: list[bool], device: torch.device) -> list[bool]:
-    """For each of `facts`, whether it is True on every rank. A collective. With a fake process group, returns `facts`."""
+    """Return for each of `facts` whether it is True on every rank. A collective. With a fake process group: `facts` itself."""
     if dist.get_backend() == "fake":
         return facts
     flags = torch.tensor(facts, dtype=torch.int32, device=device)
@@ -130,7 +131,9 @@ def narrow_dtype(model: nn.Module, strategy: MeshStrategy) -> torch.dtype | None
 
 
 def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
-    """Bytes of all weights of `model`, before FSDP2 shards it. `narrow`: dtype of gathered linear weights; None: their own."""
+    """Bytes of all weights of `model` in the dtypes in which FSDP2 gathers them. Call this before FSDP2 shards the model.
+
+    `narrow`: the dtype in which weights of linear layers are gathered; None: their own dtype."""
     linear = {id(p) for module in model.modules() if isinstance(module, _ROUNDED) for p in module.parameters(recurse=False)}
     other = {id(p) for m in model.modules() if not isinstance(m, _ROUNDED) for p in m.parameters(recurse=False)}
     return sum(
@@ -140,12 +143,14 @@ def gathered_bytes(model: nn.Module, narrow: torch.dtype | None) -> int:
 
 
 def _is_rounded(owners: list[nn.Module]) -> bool:
-    """Whether autocast rounds a parameter before every use. `owners`: the modules that share it. False for a tied embedding."""
+    """Whether autocast rounds a parameter before every use: whether all modules that share it (`owners`) are linear layers.
+
+    So it is False for an embedding that is tied to the head."""
     return all(isinstance(owner, _ROUNDED) for owner in owners)
 
 
 def _sum_gradients_in_fp32(unit: nn.Module) -> None:
-    """For weights of `unit` that FSDP2 gathers in 16 bits, make torch sum gradients in fp32, as one process does. In place."""
+    """Make torch sum in fp32, as one process does, the gradients of the weights of `unit` that FSDP2 gathers in 16 bits."""
 
     def set_once(module: nn.Module, args: Any) -> None:  # whole weights exist from the first forward pass on
         for parameter in whole_parameters(unit):  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ KEPT_WHOLE_SHARE = 1 / 8
 
 
 class KeptWhole(NamedTuple):
-    """Record of whether ranks keep whole weights, and whole gradients, within an optimizer step. Whole ones
-    take more memory and need less communication than parts."""
+    """Record of whether each rank keeps whole weights, and whole gradients, within an optimizer step. Whole tensors take more
+    memory and need less communication than each rank's shards."""
 
     weights: bool
     """Whether gathered weights stay from their first to their last use in a step: one gather a step, not two a micro-batch."""
@@ -28,8 +28,10 @@ def keep(
     gradient_bytes: int,
     memory: float,
 ) -> KeptWhole:
-    """Decide whether a rank keeps whole weights (not `reshard_after_forward`) and gradients (not `reduce_each_micro_batch`)
-    within a step. "auto": each of them if its bytes are at most an eighth of the device's memory.
+    """Decide whether a rank keeps whole weights and whole gradients within an optimizer step.
+
+    It keeps weights if `reshard_after_forward` is False, gradients if `reduce_each_micro_batch` is False. "auto": it keeps them
+    if they take at most an eighth of the device's memory.
 
     A pipeline always keeps whole gradients, and whole weights unless `reshard_after_forward` is True: micro-batches follow each
     other too closely in a pipeline to gather and reduce for each.
@@ -46,8 +48,9 @@ def keep(
 
 
 def sharded_dimension(shape: Sequence[int], shards: int) -> int:
-    """The dimension along which FSDP2 shards the matrices of E experts: 0 (whole experts) if possible, else 1, 2, ….
+    """The dimension along which FSDP2 splits a tensor of `shape`, the matrices (E, r, c) of E experts, into `shards` parts.
 
-    Returns 0 if no dimension is a multiple of `shards`, because FSDP2 can shard only the first dimension unevenly.
+    It is the first dimension that `shards` divides; 0 keeps experts whole. If `shards` divides none, it is 0, because FSDP2 can
+    shard only the first dimension unevenly.
     """
     return next((dimension for dimension, size in enumerate(shape) if size % shards == 0), 0)

@@ -109,9 +109,10 @@ def pipeline_problems(
 
 
 def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
-    """Why compiled blocks cannot recompute attention under tensor parallelism; None if the settings do not combine these.
+    """A sentence if settings combine tensor parallelism, compiled blocks and recomputed attention, else None.
 
-    torch 2.13 loses the mesh of DTensors that a graph recomputes. `parallelize` recomputes whole blocks outside their graphs.
+    This cannot work, because torch 2.13 loses the mesh of DTensors that a compiled graph recomputes. Whole blocks can be
+    recomputed, because `parallelize` does so outside their graphs.
     """
     if tensor_parallel == 1 or not compute.compile or compute.activation_checkpointing != "attention":
         return None
@@ -122,9 +123,9 @@ def compile_problem(tensor_parallel: int, compute: ComputeConfig) -> str | None:
 
 
 def clip_problem(pipeline: int, clip: float | None) -> str | None:
-    """Why the Trainer cannot clip the gradients of a pipeline: Lightning would clip each stage by the norm of that stage.
+    """A sentence that refuses `clip`, the Trainer's gradient_clip_val, for a pipeline of `pipeline` ranks, else None.
 
-    None without a pipeline, or if `clip`, the setting gradient_clip_val, is None.
+    Lightning would clip the gradients of each stage by that stage's norm. None if `pipeline` is 1 or `clip` is None.
     """
     if pipeline == 1 or clip is None:
         return None
@@ -135,7 +136,7 @@ def clip_problem(pipeline: int, clip: float | None) -> str | None:
 
 
 def loss_scale_problem(pipeline: int) -> str:
-    """The sentence that refuses a loss scale for a pipeline of `pipeline` ranks."""
+    """The error message that refuses precision 16-mixed, which needs a loss scale, for a pipeline of `pipeline` ranks."""
     return (
         f"trainer.precision is 16-mixed, but the stages of pipeline={pipeline} do not share a loss scale "
         "(--trainer.precision bf16-mixed)"

@@ -151,7 +151,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @classmethod
     def from_fsdp1(cls, strategy: str | FSDPStrategy, num_nodes: int) -> MeshStrategy:
-        """The MeshStrategy equivalent to a configured FSDPStrategy of Lightning (FSDP1).
+        """Return the MeshStrategy that does the same as `strategy`, an FSDPStrategy of Lightning (FSDP1) or its name.
 
         FSDP1 itself is not used: it flattens parameters, so Muon and weight decay by shape would be silently wrong.
 
@@ -212,7 +212,7 @@ class MeshStrategy(ModelParallelStrategy):
             self._writers = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
 
     def _mesh(self, sizes: dict[str, int], always: str) -> DeviceMesh:
-        """A mesh of all processes with the dimensions `sizes`. Dimensions of size 1 are left out, except `always`.
+        """Make a mesh of all processes with dimensions `sizes` (name → size). Leave out size 1, except the dimension `always`.
 
         Each dimension is a process group, which costs time at the start (and with gloo, threads).
         """
@@ -235,9 +235,10 @@ class MeshStrategy(ModelParallelStrategy):
             flatten_mesh(shards["shard", "tensor_parallel"])  # so that a norm over both needs one all-reduce
 
     def expert_meshes(self) -> tuple[DeviceMesh, DeviceMesh | None]:
-        """(ranks with the same experts, over which FSDP2 shards them; ranks that share a layer's experts, or None).
+        """Make two meshes: (ranks with the same experts, which FSDP2 shards over them; ranks that share a layer's experts).
 
-        Both meshes are parts of a second mesh of all ranks, in which neighbours share experts. A collective; call it once.
+        The second is None if `expert` is 1. Both are parts of a new mesh of all ranks, in which neighbours share experts. A
+        collective; call it once.
         """
         sizes = self.sizes(self.world_size)
         among = sizes.shard * sizes.context * sizes.tensor_parallel
@@ -263,14 +264,15 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def data_mesh(self) -> DeviceMesh | None:
-        """The mesh of FSDP2: shard · context ranks, or replicate × (shard · context). None for one rank without CPU offload."""
+        """The mesh of FSDP2: shard · context ranks, or replicate × (shard · context). None if all three are 1 and `cpu_offload`
+        is off."""
         if self._data_parallel_mesh.size() * self.context == 1 and not self.cpu_offload:
             return None
         return self.shard_mesh
 
     @property
     def loss_ranks(self) -> int:
-        """Number of ranks whose loss sums are added: one of each pipeline, because its other ranks have zeros."""
+        """Number of ranks whose loss sums count: in each pipeline one rank, because the sums of its other ranks are zeros."""
         return self.world_size // self.pipeline
 
     @property
@@ -280,7 +282,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def batch_parts(self) -> int:
-        """Number of ranks that have the same batch, and each a part of its loss sums: ranks along `context` and `pipeline`."""
+        """Number of ranks (along `context` and `pipeline`) that share a batch, and over which its loss sums are spread."""
         return self.context * self.pipeline
 
     @property
@@ -318,8 +320,10 @@ class MeshStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Context manager for a micro-batch that is not its step's last. In it, FSDP2 does not reduce gradients over the shards
-        if `kept.gradients` (else not over replicas), and does not free weights after backward if `kept.weights`."""
+        """Context manager for the backward pass of a micro-batch that is not the last of its optimizer step.
+
+        Within it, FSDP2 does not reduce gradients over shards if `kept.gradients` is true (if it is false, not over replicas),
+        and does not free whole weights after the backward pass if `kept.weights` is true."""
         assert self.model is not None
         set_last_micro_batch(self.model, self.kept, False)
         try:
@@ -343,17 +347,17 @@ class MeshStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The LightningModule's state dict with DTensors, which `save_checkpoint` gathers or writes as each rank's part."""
+        """The LightningModule's state dict. Its tensors are DTensors, which `save_checkpoint` gathers or writes by parts."""
         assert self.model is not None
         return self.model.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state_dict, in which parameters have the numbers that they have on one process."""
+        """The optimizer's state_dict, with parameters numbered as in a run on one process, also in a pipeline."""
         plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return plain.state_dict() if self._pipelined is None else self._pipelined[1].optimizer_state(plain)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint: rank 0 whole tensors or, with `sharded_checkpoints`, each rank its part. All ranks call this."""
+        """Write a checkpoint: rank 0 writes whole tensors or, if `sharded_checkpoints`, every rank its parts. A collective."""
         path = Path(self.broadcast(str(filepath)))
         if self.sharded_checkpoints and isinstance(self.checkpoint_io, FolderCheckpointIO):
             self.checkpoint_io.save_checkpoint(split(checkpoint, self._stages), path, storage_options=self._writers)
@@ -404,7 +408,7 @@ class MeshStrategy(ModelParallelStrategy):
 
     @property
     def _whole_weights(self) -> dict[str, Tensor]:
-        """The state dict that the LightningModule has on one process, on the meta device. Empty without a pipeline."""
+        """In a pipeline, the state dict of the whole model with tensors without data (meta device). Without a pipeline: {}."""
         return {} if self._pipelined is None else self._pipelined[1].whole_state_dict(self._pipelined[0])
 
     def teardown(self) -> None:
@@ -413,8 +417,9 @@ class MeshStrategy(ModelParallelStrategy):
 
 
 def _part_of(value: Any, parameter: Tensor) -> Any:
-    """This rank's part of an optimizer state `value`, split as `parameter`. Values of other shapes stay whole, except one
-    number per row of stacked matrices, which is split as the rows."""
+    """Return this rank's part of `value`, a tensor of an optimizer's state for `parameter`, split as the parameter is.
+
+    Values of other shapes stay whole. One number per row of stacked matrices (E, r, c) is split as the experts are."""
     shape = getattr(value, "shape", None)
     if isinstance(parameter, DTensor) and parameter.ndim == 3 and parameter.shape != shape == (*parameter.shape[:2], 1):
         parameter = zeros_by_row(parameter)  # NorMuon keeps one number per row
@@ -426,17 +431,19 @@ def _part_of(value: Any, parameter: Tensor) -> Any:
 
 
 def loss_scaling(device_type: str) -> MixedPrecision:
-    """The precision plugin for 16-mixed on CPUs and under MeshStrategy, where Lightning does not support 16-mixed.
+    """Return Lightning's precision plugin for 16-mixed on CPUs and under MeshStrategy, where Lightning does not allow it.
 
-    The plugin is fp16 autocast with dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740).
+    The plugin does fp16 autocast with dynamic loss scaling (Micikevicius et al. 2018, arXiv 1710.03740).
     torch's GradScaler supports distributed gradients: an overflow on one rank skips the step on all ranks of the tensor.
     """
     return MixedPrecision("16-mixed", device_type, scaler=torch.amp.GradScaler(device_type))
 
 
 def set_last_micro_batch(model: torch.nn.Module, kept: KeptWhole, last: bool) -> None:
-    """Set in all FSDP2 modules of `model` whether the next backward pass is a step's last (`last`). If not, gradients are not
-    reduced over shards if `kept.gradients` (else not over replicas), and weights are not freed if `kept.weights`."""
+    """Tell all FSDP2 modules of `model` whether the next backward pass is the last of its optimizer step (`last`).
+
+    If it is not, modules do not reduce gradients over shards if `kept.gradients` is true (if it is false, not over replicas),
+    and do not free whole weights if `kept.weights` is true."""
     for unit in model.modules():
         if isinstance(unit, FSDPModule):
             if kept.gradients:

@@ -97,13 +97,15 @@ class Layout:
 
     @property
     def splits_model(self) -> bool:
-        """Whether ranks have different parts of the weights. If so, each rank saves its own part by default."""
+        """Whether ranks have different parts of the weights. If so, each rank writes its part of a checkpoint by default."""
         split = self.shards == "parameters" or self.tensor_parallel > 1 or self.pipeline.ranks > 1
         return self.devices > self.replicate and split
 
     @property
     def owners(self) -> tuple[tuple[int, ...], int]:
-        """How ranks divide Muon's work: (sizes of the mesh dimensions that split a matrix, replicas). No mesh: ((), 1)."""
+        """How many ranks divide Muon's work: (sizes of the mesh dimensions that split a matrix, number of replicas).
+
+        The sizes are (tensor_parallel, ranks that shard parameters). Without a mesh: ((), 1)."""
         return ((self.tensor_parallel, self.divisor("parameters")), self.replicate) if self.is_mesh else ((), 1)
 
     def divisor(self, what: str) -> int:
@@ -112,13 +114,15 @@ class Layout:
         return self.shard * self.context if order.index(self.shards) >= order.index(what) else 1
 
     def sharded(self) -> Layout:
-        """The layout of the same devices with the recipe fsdp2.yaml: all data-parallel ranks shard the parameters."""
+        """A copy of this layout with the recipe fsdp2.yaml: all data-parallel ranks shard parameters; there are no replicas."""
         layout = replace(self, strategy="fsdp2", replicate=1, shard=self.data_parallel)
         return replace(layout, bucket_copies=False, auto=("weights", "gradients"))
 
     def smaller_meshes(self, devices_per_node: int) -> Iterator[tuple[str, Layout]]:
-        """Yield (its command-line flags, layout) for meshes of the same devices with a larger tensor_parallel, pipeline or
-        context dimension, and so fewer shards, than this layout (or, if it is no mesh, than `sharded`)."""
+        """Yield (command-line flags, layout) for meshes of the same devices with fewer shards than this layout.
+
+        In each, one of tensor_parallel, pipeline and context is 2, 4, 8, … times as large, and `shard` as many times smaller. A
+        layout without a mesh is first replaced by `sharded`."""
         flag = "--trainer.strategy."
         mesh, words = (self, "") if self.is_mesh else (self.sharded(), f"--config {FSDP2} ")
         dimensions = {"tensor_parallel": mesh.tensor_parallel, "pipeline": mesh.pipeline.ranks, "context": mesh.context}
@@ -132,7 +136,7 @@ class Layout:
 
 
 def layout_of_name(name: str, devices: int, devices_per_node: int) -> Layout:
-    """The layout that a name means: one of `STRATEGIES`, or Lightning's "auto" or a variant of "ddp".
+    """The layout that the strategy `name` means: one of `STRATEGIES`, such as "fsdp2-tp", or Lightning's "auto" or "ddp…".
 
     Raises:
         UserError: the name is unknown, or its mesh does not fit the number of devices.

@@ -31,7 +31,7 @@ KINDS: dict[str, ScheduleKind] = {
 
 
 class PipelineLayout(NamedTuple):
-    """The settings of pipeline parallelism: ranks, schedule, and the stages and layers of each rank."""
+    """Record of the settings of pipeline parallelism: ranks, schedule, stages per rank, layers of the first and last stage."""
 
     ranks: int
     schedule: Schedule = "1f1b"
@@ -57,7 +57,7 @@ class PipelineLayout(NamedTuple):
         return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
 
     def layers(self, n_layer: int) -> list[range]:
-        """The layers of each stage: at least one, and about equally many if embedding and head count as one layer each.
+        """The numbers of each stage's layers: one or more, about equally many if embedding and head count as a layer each.
 
         Layers that are left over after an even division go to middle stages, else to the first stage, which stores most
         activations, else to the last stage, which computes the loss.
@@ -76,7 +76,7 @@ class PipelineLayout(NamedTuple):
         return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
     def problems(self) -> list[str]:
-        """One sentence for each contradiction between the settings."""
+        """A list with a sentence if `stages_per_rank` is a number that the schedule does not allow; else empty."""
         stages = KINDS[self.schedule].stages
         if self.stages_per_rank is None or stages in (None, self.stages_per_rank):
             return []
@@ -86,7 +86,7 @@ class PipelineLayout(NamedTuple):
         ]
 
     def layer_problems(self, n_layer: int) -> list[str]:
-        """One sentence for each reason why a model of `n_layer` layers cannot be cut into the stages."""
+        """A list with a sentence if a model of `n_layer` layers cannot be cut into the stages; else empty."""
         given = {"layers_first": self.layers_first, "layers_last": self.layers_last}
         chosen = {name: layers for name, layers in given.items() if layers is not None}
         rest, others = n_layer - sum(chosen.values()), self.stages - len(chosen)

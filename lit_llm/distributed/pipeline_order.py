@@ -20,7 +20,7 @@ _OF_TORCH = {
 
 
 class StageShare(NamedTuple):
-    """A pipeline's stage: the layers from `start` to `stop` - 1; if `first` also the embedding, if `last` norm and head.
+    """Record of a pipeline's stage: the layers `start` to `stop` - 1; if `first` also the embedding, if `last` norm and head.
 
     `number` counts the stages of all ranks. `ahead`: how many blocks that predict later tokens the stage has after its layers.
     """
@@ -39,7 +39,7 @@ class StageShare(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Work of one stage on one micro-batch; `kind`: "forward", "backward", "gradients of inputs" or "gradients of weights"."""
+    """Record of work of a stage on a micro-batch: "forward", "backward", "gradients of inputs" or "gradients of weights"."""
 
     kind: str
     stage: int
@@ -68,14 +68,14 @@ def shares(layout: PipelineLayout, n_layer: int, rank: int, ahead: int = 0) -> t
 
 
 def micro_batches_to_play(layout: PipelineLayout, micro_batches: int) -> int:
-    """The number of micro-batches of a step that a plan simulates: all, or enough for the same peak of memory."""
+    """The number of micro-batches that a memory plan simulates for a step of `micro_batches`: enough for the same peak."""
     uneven = layout.schedule == "interleaved1f1b" and micro_batches % layout.ranks
     return micro_batches if layout.schedule == "gpipe" or uneven else min(micro_batches, 2 * layout.stages)
 
 
 @lru_cache(maxsize=64)
 def orders(layout: PipelineLayout, micro_batches: int) -> list[list[list[Task]]]:
-    """For each rank, its tasks in the order of the schedule, as a list of groups. The tasks of a group run together."""
+    """For each rank, the list of its task groups in the schedule's order for one step. The tasks of a group run together."""
     if layout.stages == layout.ranks:  # torch has no list of actions for GPipe and 1F1B
         return [[[task] for task in _of_one_stage(layout, rank, micro_batches)] for rank in range(layout.ranks)]
     from torch.distributed.pipelining.schedules import get_schedule_class

@@ -97,7 +97,7 @@ class Stage(nn.Module):
         return objective(result if view.counted is None else self._with_routers(result, view), last=True)
 
     def _with_routers(self, sums: LossSums, view: View) -> LossSums:
-        """Return `sums` with an entry for each router of the whole model: zeros for the routers of other stages."""
+        """Return `sums` with an entry for each router (of experts) of the whole model; zeros for routers of other stages."""
         whole, own = self._whole[0], iter(view.router_sums)
         moe = whole.config.moe
         assert moe is not None
@@ -108,7 +108,7 @@ class Stage(nn.Module):
 
 
 class _WithLoss(Function):
-    """Autograd function that returns `x` (B, T, d) unchanged. In the backward pass, the scalar `loss` gets the gradient 1."""
+    """Autograd function that returns `x` (B, T, d) unchanged, and in the backward pass gives the scalar `loss` gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class PipelinedGPT(nn.Module):
     # -- training ---------------------------------------------------------------------------------------------------
 
     def collect(self, batch: dict[str, Tensor]) -> Tensor:
-        """Add a micro-batch to `window`. Returns a scalar 0 in place of the loss, which `train_step` computes later."""
+        """Add a micro-batch to the list `window`, which `train_step` runs later. Returns a scalar 0 in place of its loss."""
         # The seed is drawn now, as on one process: `StepSeed` seeds the generator for each micro-batch.
         self.window.append({**batch, "seed": new_seed()} if self.whole.drops else batch)
         return torch.zeros((), device=batch["targets"].device)
@@ -260,11 +260,11 @@ class PipelinedGPT(nn.Module):
         return {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state_dict of this rank's optimizer, in which parameters have the numbers that they have on one process."""
+        """The state_dict of this rank's optimizer, with parameters numbered as in the optimizer of the whole model."""
         return number_as_whole(optimizer.state_dict(), self._names(optimizer), self.optimizer_groups)
 
     def own_optimizer_state(self, saved: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """The state_dict of this rank's optimizer, taken out of a saved state_dict of the whole model's optimizer."""
+        """Make a state_dict of this rank's `optimizer` from `saved`, a saved state_dict of the whole model's optimizer."""
         return number_as_own(saved, self._names(optimizer), self.optimizer_groups)
 
     def _names(self, optimizer: Optimizer) -> list[list[str]]:
@@ -328,5 +328,5 @@ def _no_sums(targets: Tensor) -> LossSums:
 
 
 def pipelined_part(module: nn.Module) -> tuple[str, PipelinedGPT] | None:
-    """(prefix of its names in the state dict, PipelinedGPT) for the PipelinedGPT inside `module`; None if `module` has none."""
+    """Find the PipelinedGPT among the modules inside `module`. Return (prefix of its names in the state dict, it), or None."""
     return next(((f"{name}.", part) for name, part in module.named_modules() if isinstance(part, PipelinedGPT)), None)

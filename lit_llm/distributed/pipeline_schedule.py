@@ -87,7 +87,7 @@ class ScheduleRunner:
 
 
 class _Stage(PipelineStage):
-    """A PipelineStage whose keyword arguments for micro-batch i are `arguments[i]`, and that runs in `forward_context`."""
+    """torch's PipelineStage, but its forward pass of micro-batch i gets `arguments[i]`, and runs in `forward_context()`."""
 
     arguments: list[dict[str, Any]]
     forward_context: Callable[[], AbstractContextManager[Any]]

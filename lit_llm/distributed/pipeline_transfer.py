@@ -27,7 +27,8 @@ class Transfer:
         self._sends: list[tuple[dist.Work, Tensor]] = []  # tensors stay alive until they are sent
 
     def send(self, stage: int, x: Tensor) -> None:
-        """Send the output of a stage to the next stage, without waiting. Does nothing if this rank has the next stage too."""
+        """Start to send a stage's output to the next stage's rank; wait first if two sends are in flight. If that is this rank,
+        do nothing."""
         target = self.layout.rank_of(stage + 1)
         if target == self.rank:
             return
@@ -42,7 +43,7 @@ class Transfer:
     def receive(
         self, stage: int, own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return a stage's input: `own` if this rank has the stage before, else the tensor (`shape`, `dtype`) it waits for."""
+        """Return the input of stage `stage`: `own` if this rank also has the stage before it, else the tensor received."""
         source = self.layout.rank_of(stage - 1)
         if source == self.rank:
             assert own is not None
@@ -65,7 +66,9 @@ class Transfer:
         return other
 
     def broadcast_from_last(self, x: Tensor) -> Tensor:
-        """Return, on all ranks of the pipeline, the `x` of the rank with the last stage. On other ranks `x` is overwritten."""
+        """Send `x` from the rank with the last stage to all ranks of the pipeline. Others pass an `x` that is overwritten.
+
+        Returns the sent tensor on every rank."""
         x = x.contiguous()
         dist.broadcast(x, group=self.group, group_src=self.last_rank)
         return x

@@ -110,9 +110,10 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 
 
 def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
-    """In place, split LoRA's factors as their layers: B if a layer is split by columns, A if by rows. Others are replicated.
+    """Split the LoRA factors of a block's layers as the layers are split: B by columns, or A by rows. In place.
 
-    An adapter computes its update on local parts, without communication: some columns of the output, or a partial sum of it.
+    The other factor is replicated. An adapter computes its update on a rank's parts without communication: some columns of the
+    output, or a partial sum of it.
     """
     for module in block.modules():
         if isinstance(module, LoRALinear):
@@ -133,13 +134,13 @@ _Update = Callable[[Tensor, Tensor, Tensor, Drops | None], Tensor]
 
 
 def _update_of_whole(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` for a replicated layer: every rank computes the same update, and gets whole gradients."""
+    """Compute `LoRALinear.update` of a replicated layer: every rank computes the same update, and gets whole gradients."""
     y = update(x.to_local(), a.to_local(), b.to_local(), drops)
     return DTensor.from_local(y, x.device_mesh, [Replicate()], run_check=False)
 
 
 def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops: Drops | None) -> DTensor:
-    """`LoRALinear.update` for a split layer: this rank's columns of the update (split by columns), or a partial sum (rows)."""
+    """Compute `LoRALinear.update` of a split layer: this rank's columns of the update or, if split by rows, a partial sum."""
     # The redistributions do nothing forward. Backward, they sum the gradients of A and B over the ranks; the gradient of x is
     # summed later, once for all layers that share x.
     a, b = (factor.redistribute(placements=factor.placements) for factor in (a, b))
@@ -149,7 +150,7 @@ def _update_of_parts(update: _Update, x: DTensor, a: DTensor, b: DTensor, drops:
 
 
 class _SplitEmbedding(ParallelStyle):
-    """The parallel style of an embedding split by rows: ids (B, T) → (B, T / ranks, d), a plain tensor, collective finished.
+    """The parallel style of an embedding split by rows, which maps ids (B, T) to a finished plain tensor (B, T / ranks, d).
 
     Each rank looks up the ids of its rows, and has zeros for other ids; a reduce-scatter adds the ranks' results. torch's
     own style (2.13) allocates the gradient of all rows on every rank, and keeps its memory. torch's style also returns a tensor
@@ -207,7 +208,9 @@ class _GatheredNorm(SequenceParallel):
 
 
 def distribute_parameters(placement: Replicate | Shard, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Replace a module's own parameters, no buffers, by DTensors on a mesh. `distribute_module` calls it for each submodule."""
+    """Replace the parameters of a module, but not of submodules, by DTensors on `mesh` with `placement`. Buffers stay.
+
+    torch's `distribute_module` calls this function for each submodule, with the submodule's `name`."""
     for key, parameter in list(module.named_parameters(recurse=False)):
         distributed = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(key, nn.Parameter(distributed, requires_grad=parameter.requires_grad))

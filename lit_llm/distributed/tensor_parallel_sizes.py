@@ -52,9 +52,9 @@ def local_config(config: GPTConfig, ranks: int) -> GPTConfig:
 
 
 def share_experts(model: GPT, expert: int, tensor_parallel: int) -> None:
-    """Cut the model's experts to one rank's part, in place, and add the exchange of tokens' activations between ranks.
+    """Cut a model's experts to one rank's part, in place, and make layers exchange tokens' activations between ranks.
 
-    `expert`, `tensor_parallel`: numbers of ranks. If both are 1, the model is not changed.
+    `expert`: number of ranks that share a layer's experts. `tensor_parallel`: of ranks that share matrices. Both 1: no change.
     """
     if expert == tensor_parallel == 1:
         return
@@ -98,7 +98,7 @@ def split_positions(model: GPT, ranks: int) -> None:
 
 
 class _Summed(Function):
-    """Autograd function that returns its input, equal on all ranks. The backward pass sums gradients over the ranks."""
+    """Autograd function that returns its input, which is equal on all ranks. Backward sums the gradients over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class _Moved(Function):
 
 
 def _moved(x: Tensor, ranks: int, *, gathers: bool) -> Tensor:
-    """All-gather (`gathers`) or reduce-scatter a tensor along its dimension of positions, with a copy, as DTensor does."""
+    """All-gather (`gathers`) or reduce-scatter a tensor along its positions (dimension 1), with a copy, as DTensor does."""
     if gathers:
         return torch.cat(COLLECTIVES.all_gather_into_tensor(x, ranks, "tensor").chunk(ranks), dim=1)
     return COLLECTIVES.reduce_scatter_tensor(torch.cat(x.chunk(ranks, dim=1)), "sum", ranks, "tensor")

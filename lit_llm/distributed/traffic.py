@@ -55,7 +55,7 @@ _SENT: dict[str, Callable[[int], float]] = {  # bytes that a rank sends in a gro
 
 
 class Collectives(NamedTuple):
-    """Record of the counts of all calls of one kind of collective along one mesh dimension, on this rank."""
+    """Record of this rank's calls of one kind of collective along one mesh dimension: how many, and how many bytes."""
 
     dimension: str
     """Name of the mesh dimension; "world" for all ranks, "other" for a group that belongs to no mesh."""
@@ -76,7 +76,7 @@ class Traffic(DispatchMode):
     Compiled functions run eagerly in this context, because torch does not run compiled code under a dispatch mode.
 
     Args:
-        meshes: device meshes whose dimensions name the process groups. The first of several dimensions names a shared group.
+        meshes: device meshes. The names of their dimensions stand for process groups; the first name if a group has several.
     """
 
     supports_higher_order_operators = True
@@ -112,7 +112,7 @@ class Traffic(DispatchMode):
         counts[1] += size
 
     def rows(self) -> list[Collectives]:
-        """The counts by mesh dimension and kind of collective, sorted by bytes sent, the most first."""
+        """One `Collectives` per mesh dimension, kind and number of ranks, sorted by the bytes sent, the most first."""
         collectives = [
             Collectives(dimension, kind, ranks, calls, size, _SENT.get(kind, lambda n: 1.0)(ranks) * size)
             for (dimension, kind, ranks), (calls, size) in self._counts.items()

@@ -6,6 +6,7 @@ If the model of a folder also reads images, only its text model is imported.
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import zipfile
 from pathlib import Path
@@ -133,6 +134,12 @@ class WeightFiles:
         with naming(file), library_errors(f"{file}: {name} cannot be read"):
             tensor: Tensor = content[stored] if isinstance(content, dict) else content.get_tensor(stored)
         return tensor
+
+    def values(self) -> int:
+        """Return the number of values in all tensors, without reading these."""
+        contents = ((self._content(file), self._stored[name]) for name, file in self.files.items())
+        shapes = (each[name].shape if isinstance(each, dict) else each.get_slice(name).get_shape() for each, name in contents)
+        return sum(map(math.prod, shapes))
 
 
 def read_weights(

@@ -50,9 +50,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class _Hop:
-    """Record of an all-to-all along one mesh dimension, which brings shards nearer to their owners.
+    """Record of an all-to-all along one mesh dimension, which brings shards nearer to the ranks that own their matrices.
 
-    `sent` and `received`: for each rank of `group`, the shards as (number of a matrix, coordinate of the rank that stores it).
+    `sent`, `received`: for each rank of `group`, the shards that this rank sends there, or receives, when it gathers matrices,
+    each as (number of the matrix, coordinate of the rank that stores the shard).
     """
 
     group: dist.ProcessGroup
@@ -61,7 +62,7 @@ class _Hop:
 
 
 class MatrixExchange:
-    """Gathers and scatters the matrices that are orthogonalised at the same time, each on one rank, its owner.
+    """Gathers each matrix's shards on one rank, its owner, which orthogonalises the matrix, and scatters the result.
 
     All ranks of the mesh must call the methods. A "row" is the ranks with equal coordinates along replicated mesh dimensions.
 
@@ -114,7 +115,7 @@ class MatrixExchange:
         return hops
 
     def gather(self, parts: dict[int, Tensor], like: Tensor) -> dict[int, Tensor]:
-        """Gather matrices from all ranks' shards. Returns number → matrix (r, c), for the matrices that this rank owns.
+        """Gather all shards of each matrix on its owner. Returns number → matrix (r, c), for the matrices that this rank owns.
 
         Args:
             parts: number → this rank's flat shard, for the matrices in `mine`. The dict is emptied, to free memory early.
@@ -155,7 +156,7 @@ class MatrixExchange:
         return {i: flat_parts[i, self._at] for i in self.mine}
 
     def share(self, row: Coordinate, parts: dict[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Broadcast the shards of the matrices `rows[row]` from that row to all rows. Returns this rank's flat shards in order.
+        """Broadcast the shards of the matrices `rows[row]` from that row to all rows. Returns this rank's shards, each flat.
 
         Args:
             parts: number → this rank's flat shard, for the matrices in `mine`. Shards of `rows[row]` are removed.
@@ -221,7 +222,9 @@ class MatrixExchange:
 
 
 def exchanges_of(mesh: DeviceMesh, matrices: Sequence[Matrix]) -> list[MatrixExchange]:
-    """Return a `MatrixExchange` per turn of `turns`. All matrices are on one mesh, replicated along the same dimensions."""
+    """Choose owners of matrices on one mesh, and turns. Return a `MatrixExchange` for the matrices of each turn.
+
+    All matrices are replicated along the same dimensions of `mesh`."""
     chosen = owners([matrix.shape for matrix in matrices], mesh.size())
     sizes = [rows * columns for rows, columns in (matrix.shape for matrix in matrices)]
     return [MatrixExchange(mesh, matrices, numbers, chosen) for numbers in turns(sizes, chosen, MUON_BATCH_NUMEL)]

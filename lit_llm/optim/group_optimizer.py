@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 
 class GroupOptimizer(Optimizer, ABC):
-    """Base class of optimizers whose step updates one group after the other, and changes no tensor if `found_inf` is 1."""
+    """Base class of optimizers whose step updates one group after the other. If `found_inf` is 1, no tensor changes."""
 
     honours_found_inf = True
     found_inf: Tensor | None = None
@@ -32,14 +32,15 @@ class GroupOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _update_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Update `params`, the parameters of `group` that have gradients. Each subclass defines this."""
+        """Update `params`, the parameters of `group` with gradients; do nothing if `found_inf` is 1. Subclasses define this."""
 
 
 @contextmanager
 def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
-    """Context manager: at its end restores the tensors in `lists` if ``found_inf`` is not 0. ``found_inf`` None: does nothing.
+    """Context manager that, at its end, restores the former values of the tensors in `lists` if ``found_inf`` is not 0.
 
-    At its start it copies these tensors, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, -0.0 + 0.0 is 0.0.
+    At its start it copies these tensors, because arithmetic cannot undo a step exactly: 0 · NaN is NaN, -0.0 + 0.0 is 0.0. If
+    ``found_inf`` is None, it does nothing.
     """
     if found_inf is None:
         yield
@@ -52,5 +53,5 @@ def undone_if(found_inf: Tensor | None, *lists: list[Tensor]) -> Iterator[None]:
 
 
 def to_device(device: torch.device, tensor: Tensor) -> Tensor:
-    """Copy a tensor to an accelerator without host synchronisation, or to the host, which waits for the copy."""
+    """Copy a tensor to a device. The host waits for a copy to the CPU, but not for a copy to an accelerator."""
     return tensor.to(device, non_blocking=device.type != "cpu")

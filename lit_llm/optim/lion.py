@@ -52,7 +52,7 @@ class Lion(GroupOptimizer):
             self._update(group, [params[i] for i in numbers])
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Update `params` and their momenta. bf16 and fp16 parameters are decayed and moved in fp32, and rounded once.
+        """Make Lion's step for `params` and their momenta. bf16 and fp16 parameters are updated in fp32, and rounded once.
 
         On CPUs `_foreach_mul_` would round its factor to the tensors' dtype: in bf16, 0.998 becomes 0.996.
         """

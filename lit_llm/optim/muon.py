@@ -90,7 +90,7 @@ class MuonAdamW(GroupOptimizer):
         super().__init__(params, options | {"betas": tuple(betas)})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group as a Muon group, an AdamW group or both, each with only its algorithm's options."""
+        """Add a group of parameters as a Muon group, an AdamW group or, split, as both, each with its algorithm's options."""
         params = param_group["params"]
         items = [params] if isinstance(params, Tensor) else list(params)  # tensors, or (name, tensor) as torch allows
         tensors = [item[1] if isinstance(item, tuple) else item for item in items]
@@ -163,7 +163,7 @@ class MuonAdamW(GroupOptimizer):
         return self._planned[key]
 
     def _muon_on_mesh(self, group: dict[str, Any], turn: MatrixExchange, params: Sequence[DTensor]) -> None:
-        """Update the matrices of one exchange, each orthogonalised by its owner. Shards travel in the iteration's dtype.
+        """Make Muon's step for the matrices of one exchange, whose owners orthogonalise them. Shards travel in `ns_dtype`.
 
         Args:
             turn: the exchange; its matrix numbers are indices in `params`.
@@ -190,7 +190,7 @@ class MuonAdamW(GroupOptimizer):
             self._apply(group, [params[i] for i in numbers], turn.share(row, parts, like), of_row, boxes)
 
     def _updates(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
-        """Update the momentum m of this rank's shards of `params`, and return this rank's shards of u (see the class)."""
+        """Update the momenta m of `params` on this rank. Return this rank's shards of the updates u (m, or Nesterov's)."""
         grads, momentum = local_gradients(params), group["momentum"]
         buffers = [local_part(self.state[p]["momentum_buffer"]) for p in params]
         with undone_if(self.found_inf, buffers):

@@ -35,7 +35,7 @@ def newton_schulz_dtype(ns_dtype: str, device_type: str) -> torch.dtype:
 
 
 def polynomials(ns_method: str, steps: int) -> list[Polynomial]:
-    """The coefficients (a, b, c) of the polynomial a x + b x³ + c x⁵ of each Newton–Schulz step, for a value of `ns_method`.
+    """The coefficients (a, b, c) of the polynomial a x + b x³ + c x⁵ of each of `steps` Newton–Schulz steps.
 
     jordan: equal in all steps (Jordan et al. 2024), for fast growth of small singular values, which end near 1, not at 1.
     polar_express: Amsel et al. 2025, arXiv 2505.16932, with their safety factor: x is divided by 1.01 before each of the first
@@ -81,7 +81,7 @@ def newton_schulz(x: Tensor, *, steps: int, dtype: torch.dtype, ns_method: str =
 
 
 def _product(x: Tensor, chosen: Sequence[Polynomial]) -> tuple[float, Tensor]:
-    """Return t and S (r, r) such that the steps with the chosen polynomials map x (r, c), r ≤ c, to (t I + S) x."""
+    """Return t and S (r, r): Newton–Schulz steps with the polynomials `chosen` map x (r, c), r ≤ c, to (t I + S) x."""
     gram = x @ x.mT  # (r, r)
     (a, b, c), *further = chosen
     move = s = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # M; all matrices here are symmetric

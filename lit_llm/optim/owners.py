@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def steps_together(rows: int, columns: int, element_bytes: int) -> int:
-    """Number of steps that `newton_schulz` applies to a matrix at once: 1 or 3. Four would lose small singular values."""
+    """Number of steps that `newton_schulz` applies at once: 3 in fp32 if one side is over twice the other in length, else 1."""
     return 3 if element_bytes == 4 and max(rows, columns) > 2 * min(rows, columns) else 1
 
 
@@ -38,7 +38,7 @@ def owners(shapes: Sequence[tuple[int, ...]], ranks: int) -> list[int]:
 
 
 def turns(sizes: Sequence[int], owners: Sequence[int], limit: int) -> list[list[int]]:
-    """Divide matrices into turns: return the indices of the matrices of each turn.
+    """Divide matrices into turns, in each of which owners work at the same time. Return the indices of each turn's matrices.
 
     In a turn, each owner works on one matrix, or on several with at most `limit` elements together.
 

@@ -25,7 +25,7 @@ RATE_OF_BATCH = {"SGD": (1.0, "linear for SGD: Goyal et al. 2017, arXiv 1706.026
 
 
 def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimizer]) -> Optimizer:
-    """Return the optimizer of a model's parameters. If the model has `size_ratios` (its width and depth divided by a base
+    """Make the optimizer of a model's parameters. If the model has `size_ratios` (its width and depth divided by a base
     model's), `scale_rates` scales the learning rates, weight decays and epsilons of the optimizer's groups.
 
     Args:
@@ -44,7 +44,7 @@ def optimizer_of(model: nn.Module, make: Callable[[list[dict[str, Any]]], Optimi
 def optimizer_of_stage(
     make: Callable[[list[dict[str, Any]]], Optimizer], whole: nn.Module
 ) -> tuple[Optimizer, list[list[str]]]:
-    """Return the optimizer of this rank's parameters, and for each of its groups the names of the whole model's parameters.
+    """Make the optimizer of this pipeline rank's parameters. Return it, and each group's parameter names in the whole model.
 
     The optimizer is made for the whole model, as in one process; then the parameters of other ranks are removed. So all ranks
     have the same groups in the same order, even if the optimizer's class splits groups. Groups may be empty on a rank.
@@ -104,7 +104,7 @@ def scale_rates(optimizer: Optimizer, width: float, depth: float) -> None:
 
 
 def _of_matrices(optimizer: Optimizer, group: dict[str, Any], width: float) -> float:
-    """Return the factor for the rate of a group of matrices that have `width` times as many inputs as the base model's."""
+    """Return the factor by which a group's learning rate is multiplied if its matrices have `width` times the base's inputs."""
     algorithm = group.get("algorithm", type(optimizer).__name__)
     if algorithm == "muon":
         return 1.0 if group["adjust_lr"] == "original" else 1 / math.sqrt(width)

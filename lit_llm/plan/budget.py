@@ -1,4 +1,4 @@
-"""For a budget of training FLOPs: size and tokens of the compute-optimal model, and of models of half and twice its size."""
+"""Compute the parameters and training tokens of the compute-optimal model for a budget of FLOPs, and of two other models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_llm.plan.speed import UNFITTED_MFU, Options
 def budget(
     options: Options, hardware: Hardware | None, devices: int, run: tuple[float, float, float | None] | None = None
 ) -> dict[str, Any] | None:
-    """Return a dict for JSON: the models that a budget of `options.flops` FLOPs, or `options.days` days on all devices, trains.
+    """Return a JSON dict: models to train within a budget of `options.flops` FLOPs or of `options.days` days on all devices.
 
     The dict also has the budget's time and price, if speed and hardware are known. The function returns None if no budget is
     set, or if the budget is in days and the speed of the devices is unknown.

@@ -63,7 +63,7 @@ def place(error: BaseException) -> str:
 
 
 def with_layers(config: GPTConfig, layers: Sequence[int]) -> GPTConfig:
-    """Return `config` with only the layers `layers`, in this order, and with all its blocks that predict further tokens."""
+    """Return `config` with only the layers numbered `layers`, in this order. Blocks that predict further tokens stay."""
     settings = [config.layer(i) for i in (*layers, *range(config.n_layer, config.n_blocks))]
     names = dict.fromkeys((*(config.layers or {}), *(["experts"] if config.moe is not None else [])))
     patterns = {name: [getattr(layer, name) for layer in settings] for name in names}

@@ -79,7 +79,7 @@ class Collective(NamedTuple):
 
 
 def fullest_stage(settings: PlannedRun) -> Weights:
-    """Return the weights of the pipeline rank that stores most elements, as tensor and expert parallelism split the weights."""
+    """Return the weights of the pipeline rank that stores most elements, as split by tensor and expert parallelism."""
     stages = (settings.weights_of_rank(rank) for rank in range(settings.layout.pipeline.ranks))
     return max(stages, key=lambda each: sum(weight.split for weight in each))
 
@@ -160,7 +160,7 @@ def fsdp_collectives(
 
 
 def _host_copies(settings: PlannedRun, weights: Weights) -> list[Collective]:
-    """Return the copies of weights from host memory before each gather, and of gradients to host memory after each reduction.
+    """Return `cpu_offload`'s copies: of weights from host memory before each gather, of gradients to it after each reduction.
 
     Weights and gradients are copied in the dtype of the stored weights. When gradients are accumulated, the CPU waits for the
     copy of the gradients (torch 2.13's `foreach_reduce`).
@@ -200,11 +200,11 @@ def muon_collectives(work: MuonWork, parameter_bytes: int, iterate_bytes: int) -
 
 
 def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collective]:
-    """Return a micro-batch's collectives of tensor, context and expert parallelism, as the trace of the blocks counts them.
+    """Return the collectives of tensor, context and expert parallelism that pipeline rank `rank` runs in each micro-batch.
 
-    The traced tensors have no values, so all experts get equally many rows. The trace lacks the loss of a vocabulary that
-    tensor parallelism splits. This function adds it: each loss (of the next token, and of each further predicted token) gathers
-    three fp32 numbers a token from each rank.
+    A trace of the blocks counts them, on tensors without values, so all experts get equally many tokens. The trace lacks the
+    loss of a vocabulary that tensor parallelism splits. This function adds it: each loss (of the next token, and of each
+    further predicted token) gathers three fp32 numbers a token from each rank.
     """
     layout, counts, collectives = settings.layout, stages_work(settings, rank, cuda=cuda).counts[4:], list[Collective]()
     groups = {
@@ -222,7 +222,8 @@ def _of_blocks(settings: PlannedRun, rank: int, *, cuda: bool) -> list[Collectiv
 
 
 def _of_stages(settings: PlannedRun, rank: int, local: Weights) -> list[Collective]:
-    """Return the messages of pipeline rank `rank`: activations and their gradients, and the gradient of a shared embedding."""
+    """Return the messages that pipeline rank `rank` sends to other pipeline ranks: activations, their gradients, and the
+    gradient of an embedding that the first and the last stage share. `local`: the rank's weights."""
     layout, model, weight_bytes = settings.layout.pipeline, settings.gpt, settings.weight_bytes
     tokens = settings.sequences * settings.local_length / settings.layout.tensor_parallel
     stages, last = layout.stages_of(rank), layout.stages - 1
@@ -286,7 +287,7 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(settings: PlannedRun, hardware: Hardware) -> Exchange | None:
-    """Return the communication of a rank in a step; with a pipeline, of `busiest_rank`. None: a bandwidth is unknown."""
+    """Return the seconds that a rank (in a pipeline, `busiest_rank`) communicates in a step. None: a bandwidth is unknown."""
     offloads = settings.offloads(cuda=hardware.is_gpu)
     needed = (hardware.node_gbps, hardware.network_gbps) if settings.layout.devices > 1 else ()
     if None in (*needed, hardware.host["copy_gbps"] if offloads else 0.0):

@@ -25,7 +25,7 @@ def data_facts(data: Any, *, missing: bool = False) -> tuple[DataFacts, int | No
 
     Args:
         data: a data module with valid settings.
-        missing: whether files of the data are not on this machine.
+        missing: whether files of the data are not on this machine, so that numbers of tokens are unknown.
     """
     if isinstance(data, TokenShards | Mixture):
         if missing:

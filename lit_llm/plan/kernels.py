@@ -21,7 +21,7 @@ from lit_llm.plan.recorder import Recorder, Sized
 
 
 class CudaKernels(TorchFunctionMode):
-    """Context manager: replaces functions of torch by functions that allocate and save the same tensors as GPU kernels.
+    """Context manager that replaces functions of torch by functions that allocate and save the same tensors as GPU kernels.
 
     A CPU build of torch cannot run autograd on tensors whose device is a GPU. So the trace runs the CPU's kernels, except for
     these functions, whose replacements follow torch 2.13's source:
@@ -40,7 +40,7 @@ class CudaKernels(TorchFunctionMode):
 
     @staticmethod
     def around(module: nn.Module) -> None:
-        """Make the module's `forward` enter this mode, also when the backward pass, which runs outside of it, recomputes."""
+        """Make the module's `forward` enter this mode by itself: a backward pass that recomputes runs outside of the mode."""
         forward = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ _REPLACED: dict[Any, Any] = {  # torch's function -> its replacement, called wit
 
 
 class _Norm(Function):
-    """Autograd function, a norm without values: saves its input and `statistics` fp32 numbers a row for the backward pass."""
+    """Autograd function in place of a norm, for tensors without data: saves its input and `statistics` fp32 numbers a row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, ndim: int, statistics: int) -> Tensor:
@@ -113,7 +113,8 @@ class _Saved:
 
 
 class _Kept(DispatchMode):
-    """Context manager that notes for the result of each operator from which tensors the result can be recomputed.
+    """Context manager of a block's forward pass. It notes for the result of each operator from which tensors the result can be
+    recomputed, and then drops the tensors that autograd has saved although they can be recomputed (`settle`).
 
     Attributes:
         origins: {id of a result's storage: the tensors on the meta device from which the result is computed}: results of matrix
@@ -144,7 +145,7 @@ class _Kept(DispatchMode):
         return again
 
     def settle(self) -> None:
-        """Release the saved tensors that the backward pass recomputes."""
+        """Drop the saved tensors that the backward pass recomputes. For each, keep the tensors from which it is recomputed."""
         for saved in self.saved:
             assert saved.tensor is not None
             key = _storage(saved.tensor)

@@ -32,8 +32,8 @@ class MeasuredRun:
         settings, hardware: settings of the measured run, and the device on which it ran.
         step_seconds: measured seconds of an optimizer step, the median of the logged rows.
         rows: number of logged rows in the median.
-        slowness: measured over planned seconds of computing (`speed.with_slowness`). If the dense peak of `hardware` is
-            unknown, the plan assumes 1 TFLOP/s, and the ratio holds for the same hardware only.
+        slowness: measured seconds of computing divided by planned seconds (`speed.with_slowness`). If the dense peak of
+            `hardware` is unknown, the plan assumes 1 TFLOP/s, and the ratio holds for the same hardware only.
     """
 
     run: Path
@@ -49,8 +49,8 @@ class MeasuredRun:
         return self.settings.dense_peak(self.hardware) is not None
 
     def holds_for(self, hardware: Hardware) -> bool:
-        """Whether `slowness` corrects plans for `hardware`. If the peak of the measured hardware is known, `hardware` and the
-        measured hardware must be GPUs. If it is unknown, they must be equal."""
+        """Whether `slowness` corrects plans for `hardware`: if it and the measured hardware are GPUs or, if the dense peak of
+        the measured hardware is unknown, if both are the same hardware."""
         return self.hardware.is_gpu and hardware.is_gpu if self.has_peak else hardware == self.hardware
 
     def sentence(self, hardware: Hardware) -> str:
@@ -86,7 +86,7 @@ def measured_run(run: Path) -> MeasuredRun:
 
 
 def certified_run(file: Path) -> tuple[MeasuredRun, float | None]:
-    """Return (speed of a training step, GB/s of writing a checkpoint or None) from a file that `lit_llm certify` wrote.
+    """Return (the measured speed of training, GB/s of writing a checkpoint or None) from a certificate of `lit_llm certify`.
 
     If the certificate has measured all-reduces, the slowest one gives the bandwidth between devices of a node.
 
@@ -157,7 +157,7 @@ def _settings(values: dict[str, Any]) -> PlannedRun:
 
 
 def differences(measured: PlannedRun, planned: PlannedRun) -> list[str]:
-    """Return a text `name measured → planned` for each setting that affects the speed and differs between the two runs."""
+    """Return a text like "compile False → True" for each setting that affects the speed and has another value in `planned`."""
     without_effect = ("init_std", "zero_init_projections", "base_width", "base_depth", "eos_id")
     names = [field.name for field in fields(measured.model) if field.name not in without_effect]
     pairs = [(f"model.{name}", getattr(measured.model, name), getattr(planned.model, name, None)) for name in names]

@@ -214,9 +214,10 @@ def reserved_bytes(
 
 def resolved(settings: PlannedRun, hardware: Hardware) -> PlannedRun:
     """Return the settings with a decision for each setting in `layout.auto`: whether FSDP2 keeps weights gathered, and whether
-    it keeps whole gradients, within a step (`layout.kept`). On a GPU: the fastest choice that fits; else the choice of `keep`.
+    it keeps whole gradients, within a step (`layout.kept`).
 
-    If no choice fits, FSDP2 reshards the weights and the gradients that are in `layout.auto`.
+    `keep_rule.keep` decides first. On a GPU, FSDP2 keeps less than that if the run does not fit otherwise: gathered weights are
+    given up first. If no choice fits, FSDP2 reshards the weights and the gradients that are in `layout.auto`.
     """
     layout = settings.layout
     if not layout.auto or (layout.divisor("parameters") == 1 and not layout.cpu_offload):

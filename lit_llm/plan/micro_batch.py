@@ -117,7 +117,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
         whole[number] = gathered.forward(0).own if gathered.already else 0
 
     def buffers_after(task: Task) -> int:
-        """Return how many more buffers live after the action `task` than its trace has; negative if fewer."""
+        """Return how many buffers of a stage's input, output or their gradients live after `task`, less those in its trace."""
         stage = stages[task.stage]
         before_is_here, next_is_here = (task.stage + i in stages for i in (-1, 1))
         if task.kind == "forward":
@@ -131,7 +131,7 @@ def _of_pipeline(step: Step, layout: PipelineLayout) -> MicroBatch:
 
     @cache
     def played(kind: str, number: int, exist: bool) -> MicroBatch:
-        """Return the memory of the action `kind` of stage `number`. `exist`: gradients of an earlier micro-batch exist."""
+        """Return memory and FLOPs of the action `kind` of stage `number`. `exist`: an earlier micro-batch left gradients."""
         run, stage = MicroBatch(), stages[number]
         if kind == "forward":
             passes[exist].forward_pass(run, stage)
@@ -283,8 +283,8 @@ def representatives(kinds: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def _body(step: Step, layers: list[int], *, split: bool = False) -> Body:
-    """Return the trace of the model without the loss: extrapolated from traces of 2 and 3 sequences if their events have the
-    same kinds, otherwise traced with the step's number of sequences. `split`: trace gradients of inputs only."""
+    """Return the trace of a model with the layers `layers`, without the loss: extrapolated from traces of 2 and 3 sequences if
+    both have events of the same kinds, otherwise made with `step.sequences`. `split`: trace gradients of inputs only."""
     from lit_llm.plan.trace import trace_body
 
     few, more = (trace_body(step.traced(sequences), layers, split=split) for sequences in _TRACED_SEQUENCES)

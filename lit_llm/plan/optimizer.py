@@ -194,11 +194,11 @@ class MuonWork:
         return math.prod(self.dimensions)
 
     def divides(self, stack: tuple[int, ...]) -> bool:
-        """Whether every expert of the shape `stack` is sharded, because the ranks cannot share whole experts equally."""
+        """Whether each expert of `stack` (experts, rows, columns) is sharded: ranks cannot share whole experts equally."""
         return sharded_dimension((stack[0] // self.expert, *stack[1:]), self.shards // self.expert) > 0
 
     def experts_of_rank(self, stack: tuple[int, ...]) -> int:
-        """Return how many experts of a stack a rank orthogonalises: the rank's experts, or all experts that are sharded."""
+        """Return how many experts of `stack` a rank orthogonalises: those it stores, or if sharded, those it has a shard of."""
         return stack[0] // self.expert if self.divides(stack) else -(-stack[0] // self.shards)
 
     def flops(self, iterate_bytes: int) -> float:

@@ -271,7 +271,7 @@ class Plan:
 
     @property
     def best_interval_seconds(self) -> float:
-        """Best seconds between checkpoints: √(2 · `wait_seconds` · MTBF) (Young 1974), at least those of a background save."""
+        """Best seconds between checkpoints: √(2 · `wait_seconds` · MTBF) (Young 1974), but no less than a background save."""
         best = math.sqrt(2 * self.wait_seconds * self.mtbf_seconds)
         return max(best, self.save_seconds) if self.copy_bytes else best
 

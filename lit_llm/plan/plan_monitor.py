@@ -244,7 +244,9 @@ class PlanMonitor(Callback):
         return figures
 
     def _compare(self, what: str, unit: str, predicted: float, measured: float, origin: str) -> None:
-        """Print once for each `what` how `measured` differs from `predicted`; beyond `tolerance`, as a warning."""
+        """Print how the quantity `what` differs from its prediction, once; beyond `tolerance`, as a warning.
+
+        `unit`: text after the measured value. `origin`: text after the predicted value, how to correct it."""
         if what in self._reported:
             return
         self._reported.add(what)

@@ -222,7 +222,8 @@ class PlannedRun:
 
     @property
     def local_length(self) -> int:
-        """Tokens of a sequence on a rank, padded as in `GPT.view` to one chunk, or to two if context ranks gather keys."""
+        """Tokens of a sequence on a context-parallel rank. `GPT.view` pads a sequence to a multiple of the number of context-
+        and tensor-parallel ranks that share it, or of twice this number if context ranks gather keys."""
         layout = self.layout
         chunks = 2 if layout.context > 1 and layout.context_attention == "gather" else 1
         multiple = chunks * layout.context * layout.tensor_parallel

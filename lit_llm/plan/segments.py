@@ -40,8 +40,8 @@ def extended(first: Sequence[Segment], second: Sequence[Segment], times: float) 
 
 @dataclass(frozen=True)
 class Change:
-    """Record of the sums of a segment's events. `end`, `peak`: live bytes of each of KINDS at its end and at its peak, less
-    the live bytes at its start. `counts`: sums of the events of all other kinds, from MATMUL on."""
+    """Record of the sums of a segment's events. `end`, `peak`: live bytes of each of KINDS (activations, …) at the segment's
+    end and at its peak, less the live bytes at its start. `counts`: sums of other events, from MATMUL on (FLOPs, traffic)."""
 
     end: tuple[int, ...]
     peak: tuple[int, ...]
@@ -92,7 +92,7 @@ class Bytes(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """Record of a forward or backward of a block, embedding, last norm or loss. `live`: {kind: bytes at its peak}."""
+    """Record of a forward or backward pass of a block, embedding, last norm or loss. `live`: {kind: bytes at the peak}."""
 
     phase: str
     live: dict[str, int]
@@ -136,7 +136,7 @@ class MicroBatch:
         self.counts = added(self.counts, change.counts)
 
     def compare(self, phase: str, live: Sequence[int], gathered: Bytes, flops: int = 0) -> None:
-        """Add an operation with the bytes `live` and `gathered` to the timeline, and to the phase's peak if that is lower."""
+        """Add an operation with the bytes `live` and `gathered` to the timeline. The largest of a phase is the phase's peak."""
         by_kind = dict(zip(KINDS, live, strict=True))
         by_kind[KINDS[BUFFERS]] += sum(gathered)
         self.timeline.append(Operation(phase, by_kind, flops))

@@ -6,7 +6,7 @@ Computation on a GPU takes t seconds. The constants narrow, matmul, attention an
     t = matrix FLOPs · (1 + narrow / width) / (peak · matmul) + causal attention FLOPs / (peak · attention)
         + bytes written · passes / memory bandwidth + the optimizer's bytes / memory bandwidth
 
-On other devices, the seconds are useful FLOPs / (peak · MFU).
+On other devices, the seconds are useful FLOPs · r / (peak · MFU): checkpointed activations raise the executed FLOPs r times.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def _strategy(key: str, word: str) -> str:
 
 
 def _precision(key: str, word: str) -> dict[str, Any]:
-    """Return the recipe settings for `word`, which is an overlay in `recipes/precision` or a precision of the Trainer."""
+    """Return the recipe's settings for the precision `word`: a file's name in `recipes/precision`, or a Trainer's precision."""
     overlays = {file.stem: file for file in sorted(_OVERLAYS.glob("*.yaml"))}
     if word in overlays:
         return read_yaml_file(overlays[word])
@@ -75,7 +75,7 @@ DEFAULT = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Record of one combination of swept values ({key: value}) and its plan. If that is None, `problem` says why."""
+    """Record of one combination of swept values ({key: value}) and its plan. If there is no plan, `problem` says why."""
 
     values: dict[str, str]
     plan: Plan | None

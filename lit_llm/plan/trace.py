@@ -82,7 +82,7 @@ class Body:
 
 @cached_by_text
 def trace_body(step: Step, layers: Sequence[int], *, split: bool = False) -> Body:
-    """Trace a model that has only the given `layers` of the step's model, in this order.
+    """Return the trace of a model that has only the given `layers` of the step's model, in this order.
 
     Args:
         step: a step with only the settings that a trace depends on (`Step.traced`).
@@ -236,14 +236,14 @@ def _accumulated(recorder: Recorder, parameter: Tensor) -> None:
 
 
 def _mark(recorder: Recorder, stream: Tensor) -> None:
-    """Begin a segment of the forward pass now, and a segment of the backward pass when the gradient of `stream` is computed."""
+    """Begin a segment of the forward pass now, and one of the backward pass when the hidden states `stream` get a gradient."""
     recorder.begin()
     if stream.requires_grad:
         stream.register_hook(lambda gradient: recorder.begin())
 
 
 class _Head(Function):
-    """Autograd function in place of the loss in the body's trace. Saves nothing; returns gradients that `trace_head` counts.
+    """Autograd function in place of the loss in the body's trace. Its gradients' allocations are counted by `trace_head`.
 
     If there are several losses, the last loss runs backward first, and returns a gradient of the output matrix. Autograd adds
     the gradients of the other losses to it in place, so `backward` of the other losses only releases their gradients.
@@ -266,7 +266,7 @@ class _Head(Function):
 
 
 class _Received(Function):
-    """Autograd function in place of the body in the head's trace: counts the release of `hidden`, not that of gradients."""
+    """Autograd function in place of the body in the head's trace: records the release of `hidden`, but not of gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, recorder: Recorder) -> tuple[Tensor, Tensor]:

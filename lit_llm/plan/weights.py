@@ -239,7 +239,7 @@ def gathered_bytes(weights: Weights, parameter_bytes: int, compute_bytes: int) -
 
 @kept_sum
 def gathered_groups(weights: Weights, *, tied: bool) -> tuple[Weights, Weights, Weights, int]:
-    """Return the groups that FSDP2 gathers: (largest block, root (last norm and head), embedding, number of blocks or 1).
+    """Return the groups that FSDP2 gathers: (largest block, root (last norm and head), embedding, number of blocks, 1 or more).
 
     `tied`: whether the embedding belongs to the root.
     """

@@ -140,7 +140,9 @@ def chart(
 def _strips(
     lines: Sequence[Line], across: Callable[[float], float], said_at: Callable[[Line, float, float], str]
 ) -> Iterator[str]:
-    """Yield the HTML of invisible vertical strips. The tooltip of a strip has the last value of each line within the strip."""
+    """Yield the HTML of invisible vertical strips over a chart. A strip's tooltip has each line's last value within the strip.
+
+    `across`: function from x to its place in percent of the width. `said_at`: returns the tooltip's text for (line, x, y)."""
     many = min(_STRIPS, max((len(line.points) for line in lines), default=0))
     said: dict[int, dict[int, str]] = {}
     for i, line in enumerate(lines if many > 1 else ()):

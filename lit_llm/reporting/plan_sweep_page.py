@@ -33,7 +33,7 @@ def sweep_page(variants: Sequence[Variant], best: Variant | None, command: str) 
 
 class Point(NamedTuple):
     """Record of a point of the scatter plot: `hours` of a variant's run, and its `cost`: the lower end of the range of costs in
-    USD or, if the price of any variant is unknown, the device-hours. `fits`: whether it fits into memory, also if unknown."""
+    USD or, if the price of any variant is unknown, the device-hours. `fits`: False only if it surely does not fit in memory."""
 
     variant: Variant
     hours: float

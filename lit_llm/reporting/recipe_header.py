@@ -119,8 +119,8 @@ def _fewest(alone: PlannedRun, hardware: Hardware) -> Smallest | None:
 
 
 def _variants(settings: PlannedRun) -> Iterator[tuple[tuple[str, ...], PlannedRun]]:
-    """Yield (flags, settings with these flags) for all combinations of two memory-saving flags, without flags that change
-    nothing."""
+    """Yield (flags, settings with these flags) for all combinations of two memory-saving flags: micro-batches of one sequence,
+    full activation checkpointing. A flag that changes nothing is left out."""
     ones = ((), ("--data.micro_batch_size 1",))[: 1 + (settings.sequences > 1)]
     fulls = ((), ("--compute.activation_checkpointing full",))[: 1 + (settings.compute.activation_checkpointing != "full")]
     for full, one in product(fulls, ones):

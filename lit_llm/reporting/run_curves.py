@@ -63,7 +63,7 @@ class RunCurves:
 
     @property
     def end(self) -> Launch | None:
-        """The record of the last launch. None: no launch is recorded, the last goes on, or a later one is not recorded."""
+        """The record of the last launch, if it has ended. None: no record, it still runs, or a later launch is not recorded."""
         last = self.launches[-1] if self.launches else None
         return last if last is not None and last["ended"] and last["last_step"] >= self.step else None
 

@@ -93,7 +93,7 @@ def _below(folder: Path) -> int:
 
 
 def _was_set_aside(path: Path) -> bool:
-    """Whether `fit --replace true` has renamed the run folder NAME to `path`, NAME.1: the setting run_dir still has NAME."""
+    """Whether `path` is a run folder NAME that `fit --replace true` renamed to NAME.1, …: its setting run_dir is still NAME."""
     name, _, number = path.name.rpartition(".")
     if not number.isdecimal() or not name or not _is_run(path.with_name(name)):
         return False

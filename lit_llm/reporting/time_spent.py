@@ -29,7 +29,7 @@ TimeSpent = tuple[dict[str, float], str]
 
 
 def time_spent(run: RunCurves) -> TimeSpent | None:
-    """Return ({part: seconds between logged rows}, the callback that logged these: `TimeBreakdown`, `Throughput`) or None.
+    """Return ({part of the time: its seconds}, the callback that logged it: `TimeBreakdown` or `Throughput`), or None.
 
     `Throughput` measures only training steps, so all other time between two rows counts as validation, saving and samples.
     """

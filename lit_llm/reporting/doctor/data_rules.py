@@ -12,8 +12,9 @@ _TARGETS = (*SLOW, *ROUGH, "loss-too-low", *JUDGED, "tokens-shuffled", "validati
 
 
 def _are_inputs(run: Observed, tag: str, where: str) -> str | None:
-    """Return a sentence if over 95 % of the targets equal some input, by the curve `tag`, and fewer than 90 % equal the next
-    input; else None. `where`: words that say which input the curve is about."""
+    """Return a sentence if over 95 % of the targets equal the input at a wrong place, and fewer than 90 % the next input.
+
+    `tag`: curve with the share of targets that equal the input at this place. `where`: the place in words. None: no fault."""
     share, shifted = run.median(tag), run.median("health/shifted_targets")
     return f"{share:.1%} of the targets are the input {where}" if share > 0.95 and shifted < 0.9 else None
 
@@ -208,8 +209,8 @@ def _has_chats(run: Observed) -> bool:
 
 
 def _repeated(run: Observed, tag: str) -> list[tuple[float, float]]:
-    """Return (passes over the data since its launch began, share of repeated text, logged as `tag`) for each row in the first
-    pass of a launch."""
+    """Return (passes over the data from the start of the row's launch, share of repeated text that `tag` logs) for each row
+    in the first pass of a launch."""
     if run.passes is None:
         raise Unjudged("setup/train_tokens")
     launches = [(step - run.start_of_launch(step), value) for step, value in run.finite(tag, least=1) if step > 1]

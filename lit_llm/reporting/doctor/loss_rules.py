@@ -172,8 +172,8 @@ def loss_stuck(run: Observed) -> str | None:
     "train/loss against health/bigram_loss, health/update_ratio",
 )
 def under_fitting(run: Observed) -> str | None:
-    """Return a sentence if the training loss is above the loss of predicting by counted pairs of tokens, and no longer falls,
-    although the learning rate is not yet small; else None."""
+    """Return a sentence if the training loss is above the loss of a predictor that only counts pairs of tokens (bigrams), and
+    no longer falls, although the learning rate is not yet small; else None."""
     rates, behind = dict(run.finite("lr")), run.behind_pairs
     least = 0.1 * max(rates.values(), default=0.0)
     rows = [(step, loss) for step, loss in run.finite("train/loss", least=40) if rates.get(step, 0.0) >= least]
@@ -237,7 +237,7 @@ def over_fitting(run: Observed) -> str | None:
     explains=("over-fitting", "validation-other-text", "validation-differs"),
 )
 def validation_unlike_training(run: Observed) -> str | None:
-    """Return a sentence if the training loss falls, but the validation loss was never clearly below that of guessing."""
+    """Return a sentence if the training loss falls, but the validation loss never was clearly below ln(vocabulary size)."""
     curve, train, uniform = run.finite("val/loss", least=1), run.smoothed("train/loss", least=1), run.uniform_loss
     step, lowest = min(curve, key=lambda point: point[1])
     if lowest > 0.95 * uniform and train[-1][1] < 0.8 * uniform:

@@ -68,7 +68,7 @@ class Observed:
         return points[-1][1] if points or default is None else default
 
     def counted(self, tag: str) -> Points:
-        """Return (step, finite value) of the curve `tag`, a loss of predictions by counted tokens, once counts are reliable.
+        """Return (step, value) of the curve `tag`, the loss of a predictor that counts tokens or pairs, from reliable counts.
 
         Counts are reliable from 30 V counted pairs of tokens on, for a vocabulary of V tokens (measured for V = 256 to 1,024).
         """
@@ -139,7 +139,7 @@ class Observed:
 
     @cached_property
     def is_readable(self) -> bool:
-        """Whether the run has a curve with a name that some rule reads."""
+        """Whether the run has a curve that rules may read: lr, or one whose name begins with train/, val/, health/ or grad/."""
         return any(tag.partition("/")[0] in ("train", "val", "health", "grad") or tag == "lr" for tag in self.scalars)
 
     @cached_property
@@ -171,9 +171,9 @@ class Observed:
 
     @cached_property
     def behind_pairs(self) -> float | None:
-        """Place of the training loss between the losses of predicting by counted pairs of tokens (0) and by single tokens (1).
+        """Place of the training loss between the losses of two predictors that count pairs of tokens (0) or single tokens (1).
 
-        None: one of these losses is unknown, or too few pairs were counted to tell the two predictions apart.
+        None: one of the three losses is unknown, or too few pairs were counted to tell the two predictors apart.
         """
         counted = [dict(self.counted(f"health/{name}_loss")) for name in ("bigram", "unigram")]
         losses = [dict(self.finite("train/loss")), *counted]

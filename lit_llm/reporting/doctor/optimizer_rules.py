@@ -176,7 +176,7 @@ def learning_rate_too_high(run: Observed) -> str | None:
 
 
 def _growths(run: Observed) -> list[float]:
-    """Return for each layer its largest weight norm within twice the warmup's steps (at most 200) over its norm at step 1.
+    """Return each layer's largest weight norm within twice the warmup's steps (at most 200), divided by its norm at step 1.
 
     Layers with a norm of zero at step 1 are left out."""
     last, layers = min(200, 2 * max(run.warmup_steps, 2)), run.by_layer("weight_norm").values()
@@ -205,7 +205,7 @@ def learning_rate_too_low(run: Observed) -> str | None:
 
 
 def _path(run: Observed) -> float:
-    """Return the upper quartile over the layers of the sum over all steps of update norm / weight norm.
+    """Return how far weights moved: the upper quartile over layers of the sum over all steps of update norm / weight norm.
 
     A row's ratio is used for all steps since the previous row, and the last row's ratio also for the steps after it.
 

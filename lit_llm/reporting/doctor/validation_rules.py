@@ -51,7 +51,7 @@ def validation_targets_unrelated(run: Observed) -> str | None:
     explains=("validation-differs", "over-fitting"),
 )
 def validation_other_text(run: Observed) -> str | None:
-    """Return a sentence if counted pairs of training tokens predict validation text much worse than training text."""
+    """Return a sentence if counts of token pairs in training text predict validation text much worse than training text."""
     losses = _losses_of_counts(run)
     if losses is None or losses[1] < 1.4 * losses[0] + 0.3:
         return None
@@ -97,7 +97,7 @@ def noise_in_training(run: Observed) -> str | None:
     explains=("over-fitting",),
 )
 def validation_differs(run: Observed) -> str | None:
-    """Return a sentence if validation and training loss differ more than those of counted pairs of tokens on these texts."""
+    """Return a sentence if validation and training loss differ more than a bigram predictor's losses on both texts do."""
     curve, train = run.finite("val/loss", least=2), run.smoothed("train/loss", least=1)
     if run.points("train/margin") or (run.passes or 0.0) > 3 or not run.is_complete:
         return None
@@ -112,7 +112,7 @@ def validation_differs(run: Observed) -> str | None:
 
 
 def _losses_of_counts(run: Observed) -> tuple[float, float] | None:
-    """Return (loss on training text, loss on validation text) of predicting tokens by counted pairs of training tokens.
+    """Return (loss on training text, loss on validation text) of a predictor that counts token pairs in the training text.
 
     None: pairs predict hardly better than single tokens, or training did not start from random weights.
     """
