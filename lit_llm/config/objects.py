@@ -173,10 +173,12 @@ def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | Non
 
 
 def _settings_to_blame(spec: RunSpec, replaced: Mapping[str, Any], message: str) -> list[str]:
-    """Return the Trainer settings of the recipe and flags that Lightning's error message names; all if it names none."""
+    """Return the Trainer settings of the recipe and flags whose key, or else whose text, is in Lightning's error message; all if
+    the message has none."""
     named = {key.split(".")[1] for key in spec.given if key.startswith("trainer.")} - replaced.keys()
-    given = [key for key in vars(spec.config.trainer) if key in named]
-    return [key for key in given if key in message] or given
+    values = {key: value for key, value in vars(spec.config.trainer).items() if key in named}
+    by_value = [key for key, value in values.items() if isinstance(value, str) and repr(value) in message]
+    return [key for key in values if key in message] or by_value or [*values]
 
 
 def _connect(objects: RunObjects) -> None:

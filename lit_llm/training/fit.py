@@ -199,4 +199,5 @@ def print_metrics(trainer: Trainer, prefix: Literal["val", "test"], run_dir: Pat
     for name in (*first, *(name for name in metrics if name.startswith(f"{prefix}/") and name not in first)):
         if name in metrics and math.isfinite(float(metrics[name])):
             table.add_row(name, f"{float(metrics[name]):.4f}")
-    Console(file=sys.stdout).print(table)
+    if table.row_count:  # none without validation data
+        Console(file=sys.stdout).print(table)
