@@ -173,8 +173,7 @@ def _trainer(spec: RunSpec, parts: dict[str, Any], follower: CurveFollower | Non
 
 
 def _settings_to_blame(spec: RunSpec, replaced: Mapping[str, Any], message: str) -> list[str]:
-    """Return the Trainer settings of the recipe and flags whose key, or else whose text, is in Lightning's error message; all if
-    the message has none."""
+    """Return the given Trainer settings whose key, or else whose text, is in Lightning's error message; all if none is."""
     named = {key.split(".")[1] for key in spec.given if key.startswith("trainer.")} - replaced.keys()
     values = {key: value for key, value in vars(spec.config.trainer).items() if key in named}
     by_value = [key for key, value in values.items() if isinstance(value, str) and repr(value) in message]
