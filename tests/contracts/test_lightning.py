@@ -17,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -310,6 +311,37 @@ def test_a_module_without_a_trainer_has_none_and_one_with_a_trainer_has_it(tmp_p
 def test_max_steps_of_the_epoch_loop_ends_training(tmp_path):
     trainer = fit(tmp_path, steps=4, on_fit_start=lambda trainer: package.set_max_steps(trainer, 3))
     assert trainer.global_step == trainer.max_steps == 3
+
+
+def test_values_of_self_log_reach_the_logger_at_the_number_of_optimizer_steps(tmp_path):
+    class Logging(Module):
+        def training_step(self, batch, batch_idx):
+            self.log("batch", float(batch_idx))
+            return super().training_step(batch, batch_idx)
+
+    def rows(patched: bool) -> list[tuple[int, str]]:
+        logger = CSVLogger(tmp_path)
+        trainer = Trainer(
+            max_steps=2,
+            accumulate_grad_batches=2,
+            log_every_n_steps=1,
+            val_check_interval=4,
+            num_sanity_val_steps=0,
+            accelerator="cpu",
+            devices=1,
+            logger=logger,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+        )
+        if patched:
+            package.log_at_optimizer_steps(trainer)
+        written = []
+        logger.log_metrics = lambda metrics, step=None: written.append((step, set(metrics)))
+        trainer.fit(Logging())
+        return [(step, name) for step, names in written for name in sorted(names & {"batch", "val"})]
+
+    assert rows(patched=False) == [(0, "batch"), (1, "batch"), (1, "val")]  # what Lightning does
+    assert rows(patched=True) == [(1, "batch"), (2, "batch"), (2, "val")]
 
 
 def test_the_number_of_micro_batches_made_decides_where_accumulation_begins_after_a_resume(tmp_path):

@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from lit_llm.core.mesh_sizes import MeshSizes
 from lit_llm.distributed.compute_config import ComputeConfig
-from lit_llm.distributed.parallel_layout import layout_of_name
+from lit_llm.distributed.parallel_layout import layout_of_name, mesh_layout
 from lit_llm.distributed.pipeline_layers import PipelineLayout
 from lit_llm.models.config import GPTConfig
 from lit_llm.models.loss import LossConfig
@@ -60,7 +61,7 @@ class Page(HTMLParser):
 
 def pages():
     rising = Schedule("Own", lambda step: step / 100)
-    pipeline = run(layout=Layout("mesh", pipeline=PipelineLayout(4, "zbv")), micro_batch_size=1, schedule=rising)
+    pipeline = run(layout=mesh_layout(MeshSizes(pipeline=4), PipelineLayout(4, "zbv")), micro_batch_size=1, schedule=rising)
     yield plan_page(make_plan(pipeline, find("h100-sxm"), Options(slowest_rank=1.1)), COMMAND)
     yield plan_page(make_plan(run(precision="32-true"), find("cpu")), COMMAND)  # without times
     ddp, axes = partial(layout_of_name, "ddp"), sweep.parse(["devices=1,2,3,8"])
