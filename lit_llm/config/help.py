@@ -183,7 +183,7 @@ def _of_key(key: Key, prefix: str) -> Iterator[str]:
 
 
 def _one_key(group: str, inner: str) -> Iterator[str]:
-    """Yield the help of one key of a group, once for each explanation that classes of the group give.
+    """Yield the help of one key of a group, as explained by the group's default class or the first class that has the key.
 
     Args:
         inner: the key, perhaps after a class of the group or a key that has further keys: `WSD.shape`, `moe.experts`.
@@ -192,31 +192,25 @@ def _one_key(group: str, inner: str) -> Iterator[str]:
         UserError: There is no such key.
     """
     first, _, rest = inner.partition(".")
-    default, nested, known = _default_class(group), _nested(_default_class(group)), known_classes(group)
-    prefix, classes, wanted = group, [default, *(each for each in known.values() if each is not default)], inner
-    inside = [nested[first]] if first in nested else [*known_classes(f"{group}.{first}").values()]
-    if (group, first) == ("trainer", "strategy"):
-        inside = [class_at("lit_llm.distributed.mesh_strategy.MeshStrategy")]
+    nested, known = _nested(_default_class(group)), known_classes(group)
+    inside = {"trainer.strategy": [class_at("lit_llm.distributed.mesh_strategy.MeshStrategy")]}.get(f"{group}.{first}")
+    inside = inside or ([nested[first]] if first in nested else [*known_classes(f"{group}.{first}").values()])
+    prefix, classes, name = group, [_default_class(group), *known.values()], inner
     if rest and inside:
-        prefix, classes, wanted = f"{group}.{first}", inside, rest
+        prefix, classes, name = f"{group}.{first}", inside, rest
     elif rest and first in known:
-        classes, wanted = [known[first]], rest
-    name = wanted.partition(".")[0]  # of `trainer.strategy.shard`, the key that fit's help has
-    found: dict[tuple[str, ...], list[str]] = {}
-    for cls in classes:
-        for key in _keys(prefix, cls):
-            if key.name == name:
-                found.setdefault(tuple(_of_key(key, f"{prefix}.")), []).append(cls.__name__)
-    if not found:
-        near = difflib.get_close_matches(name, {key.name for cls in classes for key in _keys(prefix, cls)}, n=1)
+        classes, name = [known[first]], rest
+    keys = {key.name: (cls, key) for cls in reversed(classes) for key in _keys(prefix, cls)}
+    name = name.partition(".")[0]  # `trainer.val_check_interval.hours` is explained by its first part
+    if name not in keys:
+        near = difflib.get_close_matches(name, keys, n=1)
         hint = f"; did you mean {prefix}.{near[0]}?" if near else ""
         choices = nested or known
         what = f"{group} cannot be {inner}; known are {', '.join(choices)}" if choices else f"{group} has no {inner} to explain"
         raise UserError(f"{what}{hint} (--help {group} lists its keys)")
-    for lines, owners in found.items():
-        if len(classes) > 1:
-            yield f"{prefix}: {', '.join(owners)}"
-        yield from lines
+    cls, key = keys[name]
+    yield f"{prefix}: {cls.__module__}.{cls.__name__}"
+    yield from _of_key(key, f"{prefix}.")
 
 
 def _nested(cls: type) -> dict[str, type]:
