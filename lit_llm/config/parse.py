@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jsonargparse import Namespace
-
-from lit_llm.config.arguments import FLAGS, Arguments, leaves, needs_value, read
+from lit_llm.config.arguments import FLAGS, Arguments, needs_value, read
 from lit_llm.config.class_defaults import fill_adamw
 from lit_llm.config.groups import GROUPS, Command
 from lit_llm.config.parse_errors import Mistakes
@@ -17,7 +15,6 @@ from lit_llm.config.spelling import refuse_groups_without_keys
 from lit_llm.config.tree import Tree
 from lit_llm.config.warmup import settle_warmup, take_warmup
 from lit_llm.core.errors import noting
-from lit_llm.core.yaml_reading import refusal
 
 
 def parse(command: Command, arguments: Arguments | list[str], weights: dict[str, Any] | None = None) -> RunSpec:
@@ -46,7 +43,6 @@ def parse(command: Command, arguments: Arguments | list[str], weights: dict[str,
     for group in GROUPS:
         config.update(mistakes.convert(parser_of(group), {group: tree.group(group)}, {group: Tree().group(group)}))
     problems += mistakes.sentences(config, unknown=tree.values.keys() - {*names, *GROUPS})
-    problems = problems or _ambiguous_flags(tree, config)
     notes = [*tree.notes, *other_ends]
     given = frozenset(tree.given)
     if command == "fit" and not (problems or null_problems(command, config) or number_problems(config, given)):
@@ -79,16 +75,3 @@ def _drop_earlier_alternatives(tree: Tree) -> list[str]:
         notes += [f"{a.key} {a.value} of {a.origin} is replaced by {by}" for a in others]
         tree.remove(a.key for a in others)
     return notes
-
-
-def _ambiguous_flags(tree: Tree, config: Namespace) -> list[str]:
-    """A sentence for each flag whose text became a number or bool, although the same text in a recipe file is refused."""
-    values = dict(leaves(config.as_dict()))
-    return [
-        f"{a.key} is {a.value[:20]}, which {why} (--{a.key})"
-        for a in tree.given.values()
-        if a.source == FLAGS
-        and isinstance(a.value, str)
-        and isinstance(values.get(a.key), (bool, int, float))
-        and (why := refusal(a.value.strip()))
-    ]

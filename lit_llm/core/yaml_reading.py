@@ -1,8 +1,8 @@
 """Reads YAML as a tree of plain values, with one-sentence errors, and writes YAML. Imports no torch.
 
-`1e-3`, `.5`, `0x10` and `1_000` are numbers, `.inf` and `.nan` are floats, and a date is text. The text of a value is refused
-where YAML 1.1 and 1.2 disagree about it: `no`, `on`, `010`, `12:30`.
-Anchors, aliases and merge keys (`<<`) work. Tags, several documents and repeated keys are refused.
+Values are those of YAML 1.2, with binary numbers and underscores: `1e-3`, `.5`, `0x10` and `1_000` are numbers, `.inf` and
+`.nan` are floats; `no`, `12:30` and a date are text. PyYAML alone reads YAML 1.1, where `1e-3` is text and `no` is false.
+Tags and repeated keys are refused.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import yaml
 
 from lit_llm.core.errors import UserError
 
-_NULL = re.compile(r"~|null|Null|NULL|")
-_BOOL = re.compile(r"(true|True|TRUE)|false|False|FALSE")
-_INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,99}|0x[0-9a-fA-F][0-9a-fA-F_]*|0b[01][01_]*)")
-_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_AMBIGUOUS_BOOL = re.compile(r"yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF")
-_AMBIGUOUS_INT = re.compile(r"[-+]?(0[0-9_]+|0o[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+_SCALARS = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9][0-9_]{0,99}|0x[0-9a-fA-F][0-9a-fA-F_]*|0b[01][01_]*)",
+    "float": r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": "<<",
+}
+"""{tag of YAML: regular expression of the unquoted texts that it means}; the first match counts. Any other text is text."""
 
 
 class InvalidYaml(UserError):
@@ -35,32 +36,59 @@ class NotYaml(InvalidYaml):
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A YAML loader that composes nodes without interpreting scalars; `_scalar` interprets them."""
+    """A YAML loader with the values of `_SCALARS`, which refuses a key that a dict has already."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise InvalidYaml(f"sets the key {name} at line {lines[name]} and again at line {line}: keep one")
+            lines[name] = line
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A YAML dumper that quotes a text which `read_yaml`, or a reader of YAML 1.1, would read as another value."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    escaped = not text.isprintable() and "\n" not in text
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if escaped else None)
+
+
+_Dumper.add_representer(str, _represent_str)
+for tag, pattern in _SCALARS.items():
+    for each in (_Loader, _Dumper):
+        each.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"({pattern})$"), None)
+
 
 def read_yaml(text: str) -> Any:
-    """The tree of dicts, lists and scalars that a YAML text describes; None for an empty text. Aliases become copies.
+    """The tree of dicts, lists and scalars that a YAML text describes; None for an empty text.
 
     Raises:
-        InvalidYaml: The text is not YAML, or uses YAML that this module does not read.
+        InvalidYaml: The text is not YAML, or has a tag or a repeated key.
     """
     try:
-        node = yaml.compose(text.removeprefix("\ufeff"), Loader=_Loader)  # the byte order mark of some editors
-        return None if node is None else _value(node)
+        return yaml.load(text.removeprefix("\ufeff"), Loader=_Loader)  # the byte order mark of some editors
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)  # without a mark: unprintable
-        raise NotYaml(f"is not valid YAML at line {mark.line + 1}: {problem}" if mark else "is not valid YAML") from None
+        kind = InvalidYaml if isinstance(error, yaml.constructor.ConstructorError) else NotYaml
+        raise kind(f"is not valid YAML at line {mark.line + 1}: {problem}" if mark else "is not valid YAML") from None
     except RecursionError:
-        raise InvalidYaml("nests values too deeply, or has an alias inside its own anchor") from None
+        raise InvalidYaml("nests values too deeply") from None
 
 
 def read_yaml_file(path: Path | str) -> Any:
     """The tree of dicts, lists and scalars that a YAML file in UTF-8 describes; None for an empty file.
 
     Raises:
-        InvalidYaml: The file is not UTF-8 or not YAML, or uses YAML that this module does not read.
+        InvalidYaml: The file is not UTF-8 or not YAML, or has a tag or a repeated key.
         OSError: The file cannot be read.
     """
     content = Path(path).read_bytes()
@@ -70,89 +98,6 @@ def read_yaml_file(path: Path | str) -> Any:
         line = content.count(b"\n", 0, error.start) + 1
         raise InvalidYaml(f"is not UTF-8 text: byte {content[error.start]:#04x} at line {line}") from None
     return read_yaml(text)
-
-
-def refusal(text: str) -> str | None:
-    """Why an unquoted text is refused as a value: YAML 1.1 and 1.2 disagree about it. The end of a sentence; None: allowed."""
-    if _AMBIGUOUS_BOOL.fullmatch(text):
-        return "means true or false in YAML 1.1 and text in YAML 1.2: write true or false, or quotes around it"
-    if _AMBIGUOUS_INT.fullmatch(text):
-        return "means different numbers in YAML 1.1 and 1.2: write a decimal number, or quotes around it"
-    return None
-
-
-def _value_of(text: str) -> Any:
-    """The value of an unquoted YAML scalar that `refusal` allows: None, a bool, a number, or the text itself."""
-    if _NULL.fullmatch(text):
-        return None
-    if match := _BOOL.fullmatch(text):
-        return match[1] is not None
-    if _NOT_FINITE.fullmatch(text):
-        return float(text.replace(".", ""))
-    if _INT.fullmatch(text):
-        return int(text.replace("_", ""), 0)
-    return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
-
-
-def _value(node: yaml.Node) -> Any:
-    """The tree of dicts, lists and scalars of a YAML node and of all nodes below it."""
-    if node.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
-        _refuse(node, f"has the tag {node.tag[:60]}", ": tags are not allowed")
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(each) for each in node.value]
-    return _mapping(node) if isinstance(node, yaml.MappingNode) else _scalar(node)
-
-
-def _scalar(node: Any) -> Any:
-    text: str = node.value
-    if node.style:
-        return text  # in quotes, or a block
-    if reason := refusal(text):
-        _refuse(node, f"has the value {text[:20]}{'…' * (len(text) > 20)}", f", which {reason}")
-    return _value_of(text)
-
-
-def _mapping(node: yaml.MappingNode) -> dict[Any, Any]:
-    mapping: dict[Any, Any] = {}
-    lines: dict[str, int] = {}
-    merged: dict[Any, Any] = {}
-    for of_key, of_value in node.value:
-        key, value = _value(of_key), _value(of_value)
-        if isinstance(key, (bool, float)) or not isinstance(key, (str, int)):
-            shown = str(key)[:40] if isinstance(of_key, yaml.ScalarNode) else "that is a list or dict"
-            _refuse(of_key, f"has the key {shown}", ": a key must be text or a whole number")
-        line = of_key.start_mark.line + 1
-        if str(key) in lines:
-            raise InvalidYaml(f"sets the key {key} at line {lines[str(key)]} and again at line {line}: keep one")
-        lines[str(key)] = line
-        if key == "<<" and not of_key.style:
-            for each in value if isinstance(value, list) else [value]:
-                if not isinstance(each, dict):
-                    _refuse(of_key, "merges a value with <<", ", but only mappings can be merged")
-                merged = each | merged
-        else:
-            mapping[key] = value
-    return {**merged, **mapping} if merged else mapping
-
-
-def _refuse(node: yaml.Node, what: str, rule: str = "") -> NoReturn:
-    raise InvalidYaml(f"{what} at line {node.start_mark.line + 1}{rule}")
-
-
-class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that quotes every text that `read_yaml` would not read as the same text without quotes."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = refusal(text) is None and _value_of(text) == text
-    style = '"' if not text.isprintable() and "\n" not in text else None if plain else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_str)
 
 
 def dump_yaml(tree: Any) -> str:
