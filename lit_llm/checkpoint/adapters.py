@@ -138,7 +138,8 @@ def average_problem(content: Mapping[str, Any], checkpoint: Path, flag: str) -> 
 
 
 def averaged(content: Mapping[str, Any], checkpoint: Path, flag: str) -> dict[str, Any]:
-    """The state dict of a checkpoint, with the EMA average of each trained weight. Buffers and frozen weights have no average.
+    """The state dict of a checkpoint, in which the moving average (EMA) replaces each trained weight. Buffers and frozen
+    weights have no average, and stay.
 
     Raises:
         UserError: The checkpoint has no average. The message names `flag`, which asks for the average.

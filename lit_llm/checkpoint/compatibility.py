@@ -32,7 +32,8 @@ TRAINING = ("moe.balance", "moe.sequence_balance", "moe.z_loss", "dropout", "mas
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
-    """The model settings that a checkpoint stores, by name. For a custom model: those in `SETTINGS`, class and arguments."""
+    """The model settings that a checkpoint stores, by name. For a custom model: only the settings named in `SETTINGS`, and
+    under "architecture" its class and arguments."""
     if architecture is None:
         return asdict(model)
     return {name: getattr(model, name) for name in SETTINGS} | {"architecture": asdict(architecture)}
@@ -74,7 +75,8 @@ def saved_model_config(content: dict[str, Any], checkpoint: Path, flag: str) -> 
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """A copy of model settings, with those in `moe` and `latent` under dotted names. Without experts, moe.experts is None."""
+    """A copy of model settings in which the settings in `moe` and `latent`, and the experts of `layers`, have dotted names,
+    such as moe.top_k. Without experts, moe.experts is None."""
     groups = {"moe": settings.get("moe") or {}, "latent": settings.get("latent") or {}}
     layers = settings.get("layers") or {}
     if not all(isinstance(group, dict) for group in groups.values()):
@@ -166,13 +168,15 @@ def _changed_settings(saved: dict[str, Any], model: GPTConfig) -> list[tuple[str
 
 
 def _changed_arguments(was: dict[str, Any], architecture: Architecture) -> list[tuple[str, Any, Any]]:
-    """(name after a dot, saved value, current value) of each argument of a custom architecture that differs."""
+    """(name with a dot before it, saved value, current value) of each argument of a custom architecture that differs from the
+    argument in the checkpoint (`was`)."""
     saved, arguments = was["init_args"], architecture.init_args
     return [(f".{name}", saved[name], value) for name, value in arguments.items() if saved.get(name, value) != value]
 
 
 def reinterpretations(saved: dict[str, Any], model: GPTConfig, architecture: Architecture | None) -> list[str]:
-    """A list with `model.name before → now` for each changed setting that keeps the weights' shapes, but changes the function.
+    """A list with `model.name before → now` for each model setting that differs from the checkpoint's (`saved`), keeps the
+    shapes of the weights, but changes what they compute.
 
     All changed arguments of a custom architecture are listed too, because only its code knows their meaning.
     """

@@ -62,7 +62,8 @@ class _Writer(FileSystemWriter):
 
 
 class _FromDisk(DefaultSavePlanner):
-    """DCP's planner, which reads a tensor only when it is written. `on_disk`: id of a meta tensor → the tensor with data."""
+    """DCP's planner, changed: a tensor is read from the disk only when it is written. `on_disk`: `id` of the meta tensor that
+    stands for a tensor in the plan → the tensor."""
 
     def __init__(self, on_disk: dict[int, TensorOnDisk]) -> None:
         super().__init__()

@@ -58,7 +58,9 @@ Content = tuple[dict[str, StoredTensor], dict[str, StoredBytes], dict[str, tuple
 
 
 def read_metadata(folder: Path) -> Content:
-    """The metadata of a DCP folder, checked against the names and sizes of the files in the folder.
+    """(name → tensor, name → bytes of another value, name → keys in the saved nested dict) from `.metadata` of a DCP folder.
+
+    The places of the values are checked against the names and sizes of the files in the folder. No tensor is read.
 
     Raises:
         UserError: `.metadata` is missing or damaged, would execute something, or names a file that is missing, too short

@@ -110,7 +110,7 @@ def write(checkpoint: dict[str, Any], path: str | Path, *, parts: dict[str, Any]
 
 
 def _together(group: Any, work: Callable[[], T]) -> list[T]:
-    """Call `work` on every rank of a group, and return the results of all ranks by rank. A collective; group None: one rank.
+    """Call `work`, and return the results of all ranks of a group, by rank. All its ranks call this. Group None: one rank.
 
     Raises:
         OSError: `work` failed on another rank. The rank on which `work` failed raises its original error.
@@ -172,7 +172,8 @@ def _shown(hidden: Path) -> Path:
 
 
 def clear_leftovers(folder: Path, name: str = "last.ckpt") -> None:
-    """Delete or rename back what a process killed during a save or a deletion left in `folder`, for all `*.ckpt` and `name`."""
+    """Delete the hidden files and folders that a process, killed during a save or a deletion, left in `folder`, for the
+    checkpoints `*.ckpt` and `name`. A checkpoint that was to be replaced gets its name back if the new one is missing."""
     roles = ("partial", "removed", "replaced")
     leftovers = {role: {*folder.glob(f".*.ckpt.{role}"), _hidden(folder / name, role)} for role in roles}
     for aside in leftovers["replaced"]:
@@ -214,12 +215,13 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
-    """The dict of a checkpoint, with tensors on the meta device and placeholders for tensors in shards. Nothing is verified.
+    """The dict of a checkpoint, with tensors on the meta device and placeholders for tensors in shards.
 
-    No shard is read, so damage of shards and their number do not matter. No file stays open.
+    Of the checksums, only the manifest's own is compared. No shard is read, so damage of shards and their number do not matter.
+    No file stays open.
 
     Raises:
-        UserError: The checkpoint is missing or in another format, or its checkpoint.pt cannot be loaded.
+        UserError: The checkpoint is missing or in another format, its manifest is damaged, or checkpoint.pt cannot be loaded.
     """
     location = _locate(path)
     shard_names(location)  # refuses a damaged manifest

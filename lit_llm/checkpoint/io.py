@@ -47,7 +47,7 @@ class FolderCheckpointIO(CheckpointIO):
     def finished(self, path: str | Path, *, wait: bool = False) -> bool | None:
         """How the last save to `path` ended. True: it is on the disk. False: it failed. None: a thread is still writing it.
 
-        For the main thread of rank 0. `wait`: wait for the background thread, so that the result is not None.
+        Only the main thread of rank 0 calls this. `wait`: wait for the background thread, so that the result is not None.
         """
         return Path(path) not in self._failed and Path(path).exists()
 
@@ -183,7 +183,7 @@ class AsyncFolderCheckpointIO(FolderCheckpointIO):
         self._jobs.append((path, how, self._thread.submit(work, *args)))
 
     def _collect(self, *, wait: bool) -> None:
-        """Report the saves and deletions that have finished, in the order of their submission. `wait`: first wait for all."""
+        """For each finished save and deletion, in order: if it failed, warn or raise the error. `wait`: wait for all first."""
         while self._jobs and (wait or self._jobs[0][2].done()):
             path, how, future = self._jobs[0]
             error = future.exception()  # waits

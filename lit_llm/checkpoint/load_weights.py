@@ -92,7 +92,8 @@ def copy_weights(own: Mapping[str, Tensor], saved: Mapping[str, Any], source: st
 
 
 def mismatch(own: Mapping[str, Any], saved: Mapping[str, Any], source: str, *, strict: bool = True) -> str | None:
-    """The first difference of names, shapes or dtypes, as a sentence; None if `saved` fits `own`. Arguments: `copy_weights`."""
+    """The first difference in names, shapes or dtypes between the model's tensors, `own`, and a checkpoint's, `saved`, as a
+    sentence that names `source`; None if they fit. Without `strict`, only tensors with names in both are compared."""
     missing, unexpected = sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys())
     if strict and (missing or unexpected):
         return (

@@ -75,7 +75,8 @@ def gather(checkpoint: dict[str, Any], *, keep: bool, stages: Stages | None = No
 
 
 def _take_out(checkpoint: dict[str, Any], stages: Stages | None) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, int]]:
-    """(checkpoint with placeholders, name → tensor of this rank, name → pipeline rank that writes it, {} if no stages)."""
+    """Take the sharded tensors, and those of pipeline stages, out of a checkpoint. Return (checkpoint with placeholders, name →
+    tensor of this rank, name → pipeline rank that writes the tensor; {} without stages)."""
     rest, tensors = take_out(checkpoint, lambda name: stages is not None and name.partition(".")[0] in STAGED)
     if stages is None:
         return rest, tensors, {}
@@ -87,7 +88,7 @@ class TensorOnDisk:
     """A tensor whose parts are in memory-mapped files. `tensor[slices]`, a slice per dimension, or `tensor[...]` reads values.
 
     Args:
-        parts: (offset of the part in each dimension of the tensor, values of the part).
+        parts: for each part, (its offset in each dimension of the tensor, its values).
 
     Raises:
         UserError: The parts do not cover the whole tensor.

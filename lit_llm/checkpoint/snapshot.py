@@ -17,7 +17,7 @@ _Kind = tuple[int, bool]  # bytes, pinned
 class Snapshots:
     """Copies checkpoints into host memory, and reuses that memory: copying a checkpoint of the same sizes again allocates none.
 
-    A copy needs as much host memory as the checkpoint has bytes, pinned if the tensors are on a CUDA device. Whole storages
+    A copy needs as much host memory as the checkpoint has bytes; it is pinned for tensors on a CUDA device. Whole storages
     are copied, so tied weights stay tied, and the copy takes as much space on the disk as the original.
     """
 

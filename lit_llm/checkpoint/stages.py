@@ -23,7 +23,8 @@ STAGED = ("state_dict", "optimizer_states", AVERAGE)
 
 @dataclass(frozen=True)
 class Stages:
-    """Record of one pipeline: its process group, whose ranks hold the stages of one copy of the model, and facts for saving."""
+    """Record of one pipeline, the ranks that together hold the stages of one copy of the model: its process group, and what a
+    save has to know."""
 
     group: dist.ProcessGroup
     leads: bool

@@ -22,7 +22,7 @@ from lit_llm.ingest.readers import DocumentReader
 
 
 class _Lines(ExitStack):
-    """Context manager that writes documents to ``part-00000.jsonl``, …: files of about ``JOB_BYTES``, for `prepare`."""
+    """Context manager that writes documents to ``part-00000.jsonl``, …, each of about ``JOB_BYTES``: one job of `prepare`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

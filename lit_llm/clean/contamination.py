@@ -50,7 +50,7 @@ class ReferenceIndex(HashIndex):
         self.counts = np.array([len(part) for part in parts], dtype=np.int64)  # (documents,) different n-grams
 
     def matches(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers (m,) of the reference documents that have n-grams in common with ``text``, and how many different n-grams
+        """The indices (m,) of the reference documents that have n-grams in common with ``text``, and how many different n-grams
         each of these documents has in common with ``text`` (m,)."""
         words = word_hashes(text)
         common = [np.unique(self.known(ngram_hashes(words, n))) for n in self.lengths]

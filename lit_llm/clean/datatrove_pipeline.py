@@ -176,7 +176,7 @@ def _read_lines(folder: Path, data: object, rank: int, world_size: int) -> Itera
 
 
 def _write(folder: Path, data: Iterable[Any], rank: int, world_size: int) -> None:
-    """Write the documents ``data`` of task ``rank`` as lines of JSON to a file in ``folder``, named when it is complete."""
+    """Write the documents ``data`` of task ``rank`` as JSONL to part-RANK.jsonl in ``folder``, complete or not at all."""
     folder.mkdir(exist_ok=True)
     path = _part(folder, rank)
     with complete_file(path, path.with_suffix(".tmp")) as file:

@@ -23,7 +23,8 @@ Finder = Callable[[Document], str | None]
 
 
 class ExactDuplicates:
-    """Finder of documents equal to an earlier one but for whitespace and Unicode form. Memory: 250 bytes for each document."""
+    """Finds documents that equal an earlier one but for whitespace and Unicode form. Called with one document after the other.
+    Memory: 250 bytes for each document that is kept."""
 
     def __init__(self) -> None:
         self._sources: dict[bytes, str] = {}
@@ -42,7 +43,8 @@ def plain(text: str) -> str:
 
 
 class NearDuplicates:
-    """Finds documents whose MinHash signature is like an earlier document's. Memory: 3 KB for each document that is kept.
+    """Finds documents whose MinHash signature is like an earlier document's. Called with one document after the other.
+    Memory: 3 KB for each document that is kept.
 
     The package rensa compares a document with the documents kept so far that share a band of its signature. So if b repeats a,
     and c repeats b but not a, then b is removed and c is kept.

@@ -133,7 +133,8 @@ class Emails:
 
 
 def _secret_span(match: re.Match[str]) -> tuple[int, int]:
-    """First character and end of the secret in a match: the group "secret", else the longest group if long, else the match."""
+    """First character and end of the secret in a match: of the group "secret"; if the pattern has no such group, of the longest
+    group if it has ``_SHORTEST_GROUP`` characters or more, else of the whole match."""
     if "secret" in match.re.groupindex:
         return match.span("secret")
     groups = [i for i in range(1, match.re.groups + 1) if match[i] is not None]

@@ -73,7 +73,8 @@ class Tally:
         count.seconds += time.process_time() - started
 
     def remove(self, step: str, removed: Removed, document: Document) -> None:
-        """Count a document that ``step`` has removed, and store it as a sample if its source has one of the smallest hashes."""
+        """Count a document that ``step`` has removed. Keep it as a sample of its rule if the hash of its ``source`` is one of
+        the ``SAMPLES`` smallest so far."""
         self.step(step).removed.setdefault(removed.rule, Count()).add(Count(1, len(document.text.encode())))
         sample = {"rule": removed.rule, "detail": removed.detail, "source": document.source}
         sample |= {} if removed.secret else {"excerpt": document.text[:EXCERPT]}  # no sample shows a secret

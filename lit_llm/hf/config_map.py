@@ -71,7 +71,7 @@ def _named(content: dict[str, Any]) -> Family:
 
 
 def links(content: dict[str, Any]) -> list[Link]:
-    """Return the links between tensors of a Hugging Face folder and of our model, for a config.json that lit_llm can read."""
+    """Return the `Link`s (a tensor of a Hugging Face folder, our tensors in it) for a config.json that lit_llm can read."""
     config, _ = read_config(content)
     family = _named(content)
     head = [] if config.tie_embeddings else [Link(family.head, ("head.weight",))]
@@ -79,7 +79,7 @@ def links(content: dict[str, Any]) -> list[Link]:
 
 
 def unread_layers(content: dict[str, Any], n_layer: int) -> tuple[str, ...]:
-    """Return the name prefixes of layers from number `n_layer` on, which predict further tokens, and are not imported."""
+    """Return the prefixes of tensors' names in layers from number `n_layer` on, extra layers that are not imported."""
     key = _named(content).ahead
     count = None if key is None else content.get(key)
     return tuple(f"model.layers.{n_layer + i}." for i in range(count or 0))

@@ -98,7 +98,8 @@ def _differences(config: GPTConfig, family: Family) -> list[Difference]:
 
 
 def computation(config: GPTConfig) -> dict[str, Any]:
-    """Return {setting: value} of all settings that decide what a model computes. None is resolved, or means no effect."""
+    """Return {setting: value} of all settings that decide what a model computes; settings of layers have a value per layer. A
+    setting whose None stands for another value has that value. None in the result means: no effect."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     settings |= {"n_kv_head": config.kv_heads, "head_dim": config.resolved_head_dim, "mlp_width": config.hidden_width}
     settings |= {f"{part}_bias": config.has_bias(part) for part in BIASES}
@@ -126,7 +127,7 @@ def computation(config: GPTConfig) -> dict[str, Any]:
 
 
 def _mixture(config: GPTConfig) -> dict[str, Any]:
-    """Return {`moe.NAME`: value} of settings that decide what experts compute, and `moe`: a summary, None without experts."""
+    """Return {`moe.NAME`: value} of settings that decide what experts compute, and `moe`: a text, None without experts."""
     moe = config.moe
     if moe is None:
         return {"moe": None}

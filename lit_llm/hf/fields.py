@@ -60,7 +60,8 @@ def shown(value: Any) -> str:
 
 
 class Fields:
-    """Reader of a config.json. If a key's value is wrong, a method adds a sentence to `problems`, and returns a default."""
+    """Reader of a config.json. If a key's value is wrong, a method adds a sentence (a problem) to `problems`, and returns a
+    default."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -84,11 +85,11 @@ class Fields:
         return self.optional_size(name, 1)
 
     def optional_size(self, name: str, default: Any) -> Any:
-        """Return a key's value, a whole number from 1 to `LARGEST`; `default` if missing, null or wrong, which is a problem."""
+        """Return a key's value, an int from 1 to `LARGEST`; `default` if missing or null or, with a problem, if wrong."""
         return self._checked(name, default, f"a whole number from 1 to {LARGEST:,}", is_size)
 
     def number(self, name: str, default: Any, domain: Domain | None = None) -> Any:
-        """Return a key's value, a finite number in `domain`; `default` if missing, null or wrong, which is a problem."""
+        """Return a key's value, a finite number in `domain`; `default` if missing or null or, with a problem, if wrong."""
         value = self._checked(name, default, "a finite number", is_number)
         if domain is None or domain.accepts(value):
             return value
@@ -96,12 +97,13 @@ class Fields:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a key's value, true or false; `default` if missing, null or wrong, which is a problem."""
+        """Return a key's value, true or false; `default` if missing or null or, with a problem, if wrong."""
         value: bool = self._checked(name, default, "true or false", lambda value: isinstance(value, bool))
         return value
 
     def only(self, name: str, known: Iterable[Any], default: Any) -> Any:
-        """Return a key's value, one of `known`; else `default`. Another value is a problem, and null if `default` is True."""
+        """Return a key's value if it is one of `known`, else `default`. Any other value is a problem; a missing key is none,
+        and null is one only if `default` is True."""
         if default is True and self.content.get(name, True) is None:
             self.refuse(f"'{name}' is null, but lit_llm supports only true")
         return self._checked(
@@ -109,7 +111,7 @@ class Fields:
         )
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """Return a key's value, an object; {} if missing, null or wrong, which is a problem."""
+        """Return a key's value, an object, as a dict; {} if missing or null or, with a problem, if wrong."""
         value: dict[str, Any] = self._checked(name, {}, "an object", lambda value: isinstance(value, dict))
         return value
 

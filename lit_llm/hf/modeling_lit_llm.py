@@ -53,7 +53,7 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels * positions))
 
     def forward(self, x: Tensor, seen: Tensor, cache: DynamicCache | None) -> Tensor:
-        """Convolve x, (B, T, c) → (B, T, c). seen: (B, S) bool, False if masked. cache: earlier inputs, appended to."""
+        """Convolve x, (B, T, c) → (B, T, c). seen: (B, S) bool, False if masked. cache: has earlier inputs; x is appended."""
         length = x.size(1)
         past = x * seen[:, -length:, None].to(x.dtype)
         if cache is not None:

@@ -188,7 +188,8 @@ def read_adapter(folder: Path, table: list[Link], shapes: Mapping[str, torch.Siz
 
 
 def shortest_endings(chosen: Iterable[str], every: list[str]) -> list[str]:
-    """Return endings of the names `chosen`, in whole components, as short as possible, that no other name of `every` has."""
+    """Return the shortest ending of each name in `chosen` that, of all names in `every`, only chosen ones have, in whole
+    components (between dots)."""
     chosen = list(chosen)
     endings: list[str] = []
     for name in chosen:

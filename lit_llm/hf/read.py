@@ -63,7 +63,8 @@ def text_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def name_in_text_model(stored: str) -> str | None:
-    """Return the name of the tensor `stored` in a folder of only the text model; None if the text model lacks the tensor."""
+    """Translate `stored`, a tensor's name in the folder of a model that also reads images, to its name in a folder of the text
+    model alone; None if the text model lacks the tensor."""
     if stored == "lm_head.weight":
         return stored
     match = _TEXT_PREFIX.match(stored)
@@ -74,7 +75,8 @@ class WeightFiles:
     """Reader of the tensors of a Hugging Face folder: `weights[name]` reads and returns a tensor.
 
     Args:
-        text_only: take only the tensors of the text model, under the names that they have in a folder of that model alone.
+        text_only: whether, of a model that also reads images, only the tensors of the text model are read, under the names
+            that they have in a folder of the text model alone.
 
     Raises:
         UserError: the folder has no weights, or a shard is missing or damaged.
@@ -218,7 +220,8 @@ def read_weights(
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same values whose storage has no others. Only a scalar or non-contiguous tensor is copied."""
+    """Return a tensor with the same values, in a storage without other values. Only scalars and non-contiguous tensors are
+    copied."""
     if not tensor.is_contiguous() or tensor.dim() == 0:
         return tensor.clone(memory_format=torch.contiguous_format)
     # In torch, a part of a mapped file has the whole file's storage; through NumPy it does not. NumPy lacks bfloat16: bytes.

@@ -82,7 +82,8 @@ def rows_by_head(heads: int, *parts: Sequence[int]) -> tuple[int, ...]:
 def linear(
     theirs: str, *ours: str, bias: bool, transposed: bool = False, order: tuple[int, ...] | None = None
 ) -> Iterator[Link]:
-    """Yield the links of a linear layer or a norm: its weight and, if `bias`, its bias. `theirs`, `ours`: names of layers."""
+    """Yield a `Link` (their tensor, our tensors in it) for the weight of a linear layer or a norm and, if `bias`, one for its
+    bias. `theirs`, `ours`: names of the layers."""
     yield Link(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), transposed, order)
     if bias:
         yield Link(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), order=order)
@@ -118,7 +119,7 @@ class ExpertNames:
     """Whether one tensor of theirs has the matrices or biases of all experts, under the names of GPT-OSS."""
 
     def links(self, config: GPTConfig, a: str, b: str) -> Iterator[Link]:
-        """Yield the links of the router and the experts of a block. `a`: prefix of their names; `b`: prefix of our names."""
+        """Yield the `Link`s of the router and the experts of a block. `a`: prefix of their names; `b`: prefix of our names."""
         moe, a = config.moe, f"{a}.{self.block}"
         assert moe is not None
         if self.in_one:
@@ -165,7 +166,8 @@ def _latent_attention(config: GPTConfig, latent: LatentConfig, a: str, b: str) -
 def decoder(
     config: GPTConfig, *, attention: Names = _ATTENTION, mlp: Names = _MLP, experts: ExpertNames | None = None
 ) -> Iterator[Link]:
-    """Yield the links of a decoder, without its output head, under the names that most families since LLaMA use.
+    """Yield the `Link`s (their tensor, our tensors in it) of a decoder without its output head. Their names are those that most
+    families since LLaMA use.
 
     Args:
         attention: their names of the matrices of attention, without prefix → our names.

@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Job:
-    """Record of inputs that one worker tokenises, one after the other."""
+    """Record of a job: consecutive inputs that one worker tokenises, one after the other."""
 
     inputs: tuple[Input, ...]
 
@@ -62,7 +62,8 @@ class Job:
 
 
 def jobs_of(inputs: Sequence[Input]) -> Iterator[Job]:
-    """Yield jobs with all inputs, in their order. The jobs do not depend on the number of workers."""
+    """Group all inputs, in their order, into jobs of ``JOB_BYTES`` or more; only the last job may be smaller. Yield the jobs,
+    which do not depend on the number of workers."""
     collected: list[Input] = []
     size = 0
     for part in inputs:

@@ -35,12 +35,13 @@ _SAMPLED = np.uint64(2**64 // SAMPLING)
 
 
 class HashIndex:
-    """An index that finds the documents with given hashes. Memory: 12 bytes for each hash, and the look-up table.
+    """An index that finds the documents that have given hashes. Memory: 12 bytes for each hash, and one byte for each entry of
+    a look-up table, which rejects most unknown hashes before the slower search.
 
     Args:
         hashes: (n,) uint64, sorted. A hash that two documents have occurs twice.
-        documents: (n,) int32: for each hash, the number of the document that has the hash.
-        table_per_hash: entries of the look-up table for each hash. With k entries, one in k unknown hashes passes the table.
+        documents: (n,) int32: for each hash, the index of the document that has the hash.
+        table_per_hash: entries of the look-up table for each hash. With k entries, one in k unknown hashes is not rejected.
     """
 
     def __init__(self, hashes: np.ndarray, documents: np.ndarray, *, table_per_hash: int) -> None:
@@ -60,14 +61,15 @@ class HashIndex:
         return possible[self.hashes[places] == possible]
 
     def documents_with(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers (m,) of the documents with any of the distinct ``hashes`` (n,), and how many of the hashes each has (m,)."""
+        """Indices (m,) of the documents that have any of the distinct ``hashes`` (n,), and how many of them each has (m,)."""
         first, last = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
         documents = [self.documents[a:b] for a, b in zip(first, last, strict=True)]
         return np.unique(np.concatenate([np.empty(0, np.int32), *documents]), return_counts=True)
 
 
 def by_hash(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """All hashes, sorted, and the number of the document of each hash. ``parts``: the uint64 hashes of each document."""
+    """The hashes of all documents, sorted, (n,), and for each hash the index of its document (n,). ``parts``: a uint64 array of
+    hashes for each document."""
     hashes = np.concatenate([np.empty(0, np.uint64), *parts])
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     order = np.argsort(hashes, kind="stable")
@@ -75,7 +77,7 @@ def by_hash(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Sketcher:
-    """Computes the sketch of one held-out document, whose pieces are added one after the other."""
+    """Computes the sketch (a sample of hashes) of one held-out document, whose pieces are added one after the other."""
 
     def __init__(self) -> None:
         self._text = _Text()
@@ -143,8 +145,8 @@ class Checker:
         return bool(self._text.size and place < len(wholes) and wholes[place] == whole)
 
     def contained(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers (m,) of the held-out documents that have hashes in common with the training document, and for each (m,)
-        the share of this held-out document's hashes that the training document has."""
+        """The indices (m,) of the held-out documents that have hashes in common with the training document, and for each (m,)
+        the share, from 0 to 1, of this held-out document's hashes that the training document has."""
         index = self._index
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *self._hashes]))
         named, counts = index.documents_with(hashes)
@@ -161,7 +163,8 @@ class Checker:
 
 
 class _Text:
-    """Normalises a document that comes in pieces, and gives its size, its hash and the sampled hashes of its shingles."""
+    """Normalises a document that comes in pieces. Gives its size, its hash, and hashes of a sample of its shingles: windows of
+    ``SHINGLE_BYTES`` bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -169,7 +172,7 @@ class _Text:
         self._whole = hashlib.blake2b(digest_size=8)
 
     def add(self, piece: bytes) -> Iterator[np.ndarray]:
-        """Add ``piece`` to the text, and yield, in arrays (n,) uint64, the sampled hashes of the shingles that end in it."""
+        """Add ``piece`` to the text. Yield, in arrays (n,) uint64, the sampled hashes of the shingles that end in ``piece``."""
         added = piece.translate(_LOWER, delete=b" \t\n\r\f\v")
         self.size += len(added)
         self._whole.update(added)
@@ -184,7 +187,7 @@ class _Text:
 
 
 def _hashes(text: bytes) -> np.ndarray:
-    """(n - SHINGLE_BYTES + 1,) uint64: a hash of every window of ``text``, which has n bytes."""
+    """(n - SHINGLE_BYTES + 1,) uint64: a hash of every window of ``SHINGLE_BYTES`` bytes in ``text``, which has n bytes."""
     words = np.empty(len(text) - 7, dtype=np.uint64)  # the eight bytes from each position on
     for shift in range(8):
         words[shift::8] = np.frombuffer(text, dtype="<u8", count=(len(text) - shift) // 8, offset=shift)

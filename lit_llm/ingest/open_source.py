@@ -50,8 +50,8 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _package(protocol: str, error: ImportError) -> str:
-    """The name of the package to install for a protocol: the package with the protocol's file system or, if fsspec has the file
-    system, the package that could not be imported."""
+    """The name of the package to install for a protocol: the package that contains the protocol's file system or, if fsspec
+    itself contains it, the package whose import has failed (``error``)."""
     from fsspec.registry import known_implementations
 
     package = re.split("[.:]", known_implementations[protocol]["class"])[0]
@@ -199,8 +199,8 @@ class _RemoteFile(io.RawIOBase):
             self._file.seek(self._position)
 
     def _open_stream(self) -> None:
-        """Request the rest of the file from an HTTP server, as one answer. Raises a UserError if the server cannot send
-        the rest alone, or the file has changed."""
+        """Send one HTTP request for the file, from the next byte to read to the end, and open the answer as a stream. Raises a
+        UserError if the server can send the file only from its start, or the file has changed."""
         headers = {"Accept-Encoding": "identity"}
         if self._position:
             headers["Range"] = f"bytes={self._position}-"

@@ -72,9 +72,9 @@ def is_report(path: str, exists: Callable[[str], bool]) -> bool:
 
 
 class MissingFiles(str):
-    """The sentence about a path that matches no file on this machine.
+    """A sentence for the user: a path or URL matches no file, or this machine cannot list its files.
 
-    The class tells it from other problems: `fit` refuses both, but `plan` goes on without the size of missing data.
+    By its class, callers tell this problem from others: `fit` refuses all, but `plan` goes on without the size of missing data.
     """
 
 
@@ -139,7 +139,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _file_status(path: Path) -> os.stat_result | None:
-    """The status of a file; None if the path is a folder or a device, or does not exist."""
+    """The ``os.stat`` result of a file; None if the path is a folder or a device, or does not exist."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -150,7 +150,7 @@ def _file_status(path: Path) -> os.stat_result | None:
 
 
 def _matches(pattern: str, *, flag: str, folders: bool) -> tuple[dict[Path, os.stat_result], str | None]:
-    """File → its status, for the files that match one pattern; and a sentence if the pattern cannot be used, else None."""
+    """(file → its ``os.stat`` result, for the files that match a pattern; a sentence if the pattern is unusable, else None)."""
     path = Path(pattern).expanduser()
     if (status := _file_status(path)) is not None:
         return {path: status}, None if status.st_size else f"{pattern} is empty: give a file with content ({flag})."

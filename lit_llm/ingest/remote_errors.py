@@ -36,7 +36,8 @@ def may_pass(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def one_sentence(path: str) -> Iterator[None]:
-    """A context manager that turns an error of reading the URL ``path`` into one sentence. Other errors, as bugs, pass through.
+    """A context manager that turns an error of reading the URL ``path`` into a UserError of one sentence. Errors that are not
+    about the remote file, such as bugs, are not changed.
 
     Raises:
         UserError: The network or the server fails, access is denied, or the file is missing or has changed.

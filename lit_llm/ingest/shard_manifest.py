@@ -18,7 +18,7 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """The manifest's record of one shard."""
+    """Record of one shard in the manifest ``meta.json``: its file, counts and hashes."""
 
     file: str
     """The name of the shard's file in the folder."""
@@ -37,7 +37,7 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """The manifest's record of one split, such as "train"."""
+    """Record of one split, such as "train", in the manifest ``meta.json``: its counts, hashes and shards."""
 
     documents: int
     bytes: int
@@ -73,7 +73,7 @@ class Manifest:
 
     @property
     def ends_open(self) -> bool:
-        """Whether documents end with an id (EOS) and begin with none (no BOS), so that an EOS can open the next document."""
+        """Whether documents end with an EOS id and begin without BOS, so that an EOS can also open the next document."""
         return self.eos_id is not None and self.bos_id is None
 
     def write(self, folder: Path) -> None:

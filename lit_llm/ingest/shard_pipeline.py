@@ -80,7 +80,7 @@ def ingest(
         val_fraction: share of the documents to hold out, in inputs without a split.
         drop_near_duplicates: leave out training documents that nearly repeat a held-out document.
         chat_template: the template that writes conversations as text and decides the targets. None: documents are text.
-        workers: number of processes. 0: this process does all the work.
+        workers: number of processes. 0 or 1: this process does all the work.
 
     Raises:
         UserError: A source cannot be read as text, or no text is left for training or validation.
@@ -188,7 +188,8 @@ def _refuse_empty(total: Part, inputs: Sequence[Input]) -> None:
 def _learned(
     inputs: Sequence[Input], tokenizer: Learned, selection: Selection, folder: Path, progress: ProgressLog
 ) -> Tokenizer:
-    """A copy of the tokenizer that has learned its vocabulary, loaded from ``folder`` if an interrupted call saved it there."""
+    """A copy of the tokenizer that has learned its vocabulary from the training documents, loaded from ``folder`` if an
+    interrupted call has saved it there."""
     training = [part for part in inputs if part.split in (None, "train")]
     saved = (
         folder / f"{Job(tuple(training)).key(['learn', str(FORMAT), tokenizer.identity(), *selection.identity()])}.tokenizer"

@@ -42,7 +42,7 @@ HASH_BYTES = 16  # the length of every BLAKE2b hash of tokens
 
 
 def magic_for(vocab_size: int) -> int:
-    """The magic number of shards for ids in [0, vocab_size): uint16 up to 65,536 ids, uint32 above."""
+    """The magic number of shards for ids in [0, vocab_size). It tells their type: uint16 up to 65,536 ids, else uint32."""
     return 20240520 if vocab_size <= 2**16 else 20240801
 
 

@@ -22,7 +22,7 @@ _FORMAT = 4
 
 
 class Found(NamedTuple):
-    """Record of the result of reading the inputs of one job to choose held-out documents."""
+    """Record of what was found when the documents of one job were read to choose the documents that are held out."""
 
     documents: int
     """Number of documents that are held out because of the hash of their text, from inputs without a split."""
@@ -41,14 +41,14 @@ def select(
     workers: int,
     progress: ProgressLog,
 ) -> Selection:
-    """Make the rules that hold out or leave out documents, after reading the inputs. If there are inputs without a split, at
-    least one of their documents is held out.
+    """Read the inputs, and return the rules by which documents are held out for validation, or left out. If there are inputs
+    without a split, at least one of their documents is held out.
 
     Args:
         folder: where the results of finished jobs are kept for a repeated call.
         val_fraction: share of the documents to hold out, in inputs without a split.
         drop_near_duplicates: whether training documents that nearly repeat a held-out document are left out.
-        workers: number of processes. 0: this process does all the work.
+        workers: number of processes. 0 or 1: this process does all the work.
     """
     undecided = any(part.split is None for part in inputs)
     if not undecided and not drop_near_duplicates:
@@ -89,7 +89,8 @@ def _read(folder: Path, key: str) -> Found | None:
 
 
 def _survey_job(selection: Selection, folder: Path, job: Job, key: str, report: Report) -> Found:
-    """Read the documents of a job to choose held-out documents. Store the result in ``folder`` under ``key``, and return it."""
+    """Read the documents of a job: count and sketch those that ``selection`` holds out, and find the smallest hash of a text.
+    Store the result in ``folder`` under ``key``, and return it."""
     documents, smallest = 0, 1.0
     sketches: list[np.ndarray] = []
     for part in job.inputs:

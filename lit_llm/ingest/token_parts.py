@@ -40,7 +40,8 @@ def start_parts(out: Path) -> Path:
 
 
 def part_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    """Open a temporary file, which gets the name ``path`` when the ``with`` block ends. `start_parts` deletes leftovers."""
+    """Open a temporary file for writing, which gets the name ``path`` when the ``with`` block ends. A killed process leaves the
+    temporary file, which `start_parts` deletes."""
     return complete_file(path, path.with_name(f"{path.name}.{os.getpid()}.tmp"))  # each process has its own file name
 
 

@@ -80,9 +80,10 @@ class JobRunner:
         return part
 
     def _encode(self, piece: SelectedPiece, where: str) -> list[tuple[np.ndarray, np.ndarray | None, PartCounts]]:
-        """Encode a piece of a document: ids (n,), their mask (n,) uint8 or None, and counts. ``where``: its name in errors.
+        """Encode a piece of a document: [(ids (n,), their mask (n,) uint8 or None, counts)].
 
-        The list has one entry or, for a preference pair, two: the document with the chosen, and with the rejected answer.
+        For a preference pair, the list has two entries: the document with the chosen answer, then with the rejected answer.
+        ``where``: the name of the document in errors.
         """
         encoder = self._encoder
         if isinstance(encoder, ChatEncoder):
@@ -94,8 +95,8 @@ class JobRunner:
         return [(ids, None, PartCounts(bytes=len(piece.text), unknown_tokens=unknown, token_bytes=known))]
 
     def _pieces(self, one: Input, part: Part, report: Report) -> Iterator[SelectedPiece]:
-        """Yield the pieces of an input that are to be encoded. Counts in ``part`` the documents without text and the one-piece
-        near-duplicates, which are left out, and lists there a source with bytes that are not UTF-8."""
+        """Yield the pieces of an input that are to be encoded. Documents without text, and near-duplicates of one piece, are
+        left out, and counted in ``part``. A source with bytes that are not UTF-8 is added to ``part.invalid``."""
         keeps_bytes = isinstance(self.tokenizer, Bytes)
         skipped: list[int] = []
         for piece in self.selection.pieces(one, report, skipped.append):

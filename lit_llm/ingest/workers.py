@@ -105,7 +105,7 @@ def _in_processes(
 
 @contextlib.contextmanager
 def _alive(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Context manager that turns the error of a broken pipe to the worker ``process`` into one that says how it has ended."""
+    """Context manager: if the pipe to the worker ``process`` breaks, raise an error that says how the process has ended."""
     try:
         yield
     except (EOFError, ConnectionError):

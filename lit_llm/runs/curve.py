@@ -86,5 +86,5 @@ class Curve:
 
 
 def versions_text(versions: Mapping[str, str | None]) -> str:
-    """The text "name version, name version, …" that the fact "versions" of a curve has."""
+    """The versions of packages as the text "name version, name version, …", which a curve has as the fact "versions"."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -18,7 +18,8 @@ EXACT = 1e-5
 
 
 class CurveFollower(Logger):
-    """Compares every logged row with a curve, and warns once, at the first difference above the tolerance.
+    """Compares the metrics that a run logs with the curve of an earlier run, at each step that the curve has. Warns once, at
+    the first difference above the tolerance.
 
     As a logger, not a callback, it gets the numbers that TensorBoard gets, and reads no tensor from the device.
 
@@ -74,7 +75,7 @@ class CurveFollower(Logger):
             self._compare(Row(step, **values))
 
     def catch_up(self, curve: Curve, step: int) -> None:
-        """Compare, as if logged now, the rows of earlier launches of a resumed run: those of `curve` up to the step `step`."""
+        """In a resumed run, compare what earlier launches logged, the rows of `curve` up to step `step`, as if logged now."""
         for row in curve.rows:
             if row.step <= step and row.step in self._rows:
                 self._compare(row)

@@ -31,7 +31,8 @@ class EventFile(NamedTuple):
 
 
 def read_events(path: Path) -> EventFile:
-    """Read the events with text in a file, and stop at the first record that is damaged or incomplete."""
+    """Read the first `_FIRST` events and all events with text from the TensorBoard file `path`, up to the first record that is
+    damaged or incomplete."""
     events = list[Event]()
     size = path.stat().st_size
     if not size:

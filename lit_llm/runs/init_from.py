@@ -31,7 +31,8 @@ BASE_HELP = "of a LoRA run: the run folder or checkpoint of its base weights, if
 
 
 def named_base(path: str | None) -> Path | None:
-    """The checkpoint that `path`, the value of --init_from, names: itself, or the last one of a run folder. None for None.
+    """The checkpoint that the value of --init_from names: `path` itself, or the last checkpoint if `path` is a run folder. None
+    if `path` is None.
 
     Raises:
         UserError: There is no checkpoint at `path`.
@@ -41,7 +42,8 @@ def named_base(path: str | None) -> Path | None:
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The checkpoint whose weights a run takes at step 0, with a new optimizer. `model`: model settings in the checkpoint."""
+    """Record of the checkpoint with whose weights a run starts, at step 0 and with a new optimizer. `model`: the model settings
+    in the checkpoint."""
 
     saved: SavedRun
     model: GPTConfig
@@ -95,7 +97,7 @@ class InitialWeights:
         }  # `BASES` set learning rates, which the new run decides
 
     def damage(self, *, ranks: int = 1) -> str | None:
-        """How the checkpoint or its tokenizer is damaged, as a sentence; None if both are intact, and on ranks above 0.
+        """How the checkpoint, its LoRA base or its tokenizer is damaged, as a sentence; None if intact, and on ranks above 0.
 
         Args:
             ranks: Number of processes that load the weights. Several processes hash the shards while loading, not here.

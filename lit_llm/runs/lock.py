@@ -91,7 +91,7 @@ class RunLock:
         self._dead = owner
 
     def acquire(self) -> None:
-        """Write lock.json. The lock.json of a dead owner is replaced.
+        """Write lock.json, and start the heartbeat in a thread. The lock.json of a dead owner is replaced.
 
         Raises:
             UserError: Another process owns the lock, or the folder cannot be created.

@@ -71,7 +71,7 @@ def _row(line: bytes) -> tuple[int, float, dict[str, float]] | None:
 
 
 def csv_values(path: Path) -> dict[str, Column]:
-    """Column → (steps, values, times) of a CSVLogger's file, which has no times: 0. Rows without a step are skipped."""
+    """Column of a CSVLogger file → (steps, values, times). Times are 0: the file has none. Rows without step are skipped."""
     columns: dict[str, Column] = {}
     with naming(path), library_errors(f"{path} is not CSV"), open(path, newline="", errors="replace") as file:
         for row in csv.DictReader(file):

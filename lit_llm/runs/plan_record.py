@@ -14,12 +14,12 @@ _KEPT = 50
 
 
 def as_text(launches: list[dict[str, Any]]) -> str:
-    """The text of a plan.json that has these launches, as JSON."""
+    """The content of plan.json, JSON text, for `launches`: a dict for each launch of `fit`, oldest first."""
     return json.dumps({"format": 1, "launches": launches}, indent=2, default=str) + "\n"
 
 
 def recorded_launches(run_dir: Path) -> list[dict[str, Any]]:
-    """The launches in plan.json, oldest first; an empty list if the file is missing or damaged."""
+    """The dicts of the launches of `fit` in a run's plan.json, oldest first; [] if the file is missing or damaged."""
     try:
         return [launch for launch in read_json(run_dir / PLAN)["launches"] if isinstance(launch["measured"], dict)]
     except (OSError, ValueError, KeyError, TypeError):
@@ -27,6 +27,6 @@ def recorded_launches(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def measured_launches(run_dir: Path) -> list[dict[str, Any]]:
-    """The launches in plan.json with a measured step time, oldest first; at most `_KEPT` - 1, so that one more can be added."""
+    """The newest `_KEPT` - 1 launches in a run's plan.json with a measured step time, oldest first. One more can be added."""
     measured = [each for each in recorded_launches(run_dir) if each["measured"].get("step_seconds") is not None]
     return measured[-_KEPT + 1 :]

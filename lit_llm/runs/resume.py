@@ -83,9 +83,8 @@ class RunStart:
 
     @property
     def end(self) -> str | None:
-        """Why there is nothing to train: `ended`. None, so that training goes on, also if an important setting has changed.
-
-        Important settings decide where a run ends, or make a different run. Changes of data do not count.
+        """Why there is nothing to train (`ended`); None if training goes on: the run has not ended early, or an important
+        setting has changed. Important settings decide where a run ends, or make a different run. Changes of data do not count.
         """
         changed = [line.partition(" ")[0] for line in self.announced]
         return self.ended if all(rule(key) is Change.ANNOUNCED and key not in ENDINGS for key in changed) else None
@@ -131,10 +130,10 @@ class RunStart:
     def setting_changes(
         self, settings: Mapping[str, Any], *, compares_data: bool, accepted: bool
     ) -> tuple[list[str], list[str]]:
-        """Compare the settings in the checkpoint with the current `settings`, which are by key.
+        """Compare the settings in the checkpoint with the current `settings` (key → value).
 
-        Returns (refused changes, announced changes). The result and all arguments are those of `setting_changes` in
-        `lit_llm.runs.setting_changes`. A checkpoint without settings gives no changes.
+        Returns (sentences about refused changes, announced changes as `key before → now`). If `accepted`, or at the start of a
+        branch, changes that make a different run are announced, not refused. If `compares_data`, the data module compares data.
         """
         assert self.saved is not None
         branches = is_path(self.resume) and real_path(self.saved.path) == real_path(self.resume)
@@ -205,7 +204,7 @@ def start_of_fit(run_dir: Path, resume: str, *, replace: bool, additional_steps:
 
 
 def start_of_plan(run_dir: Path, resume: str) -> RunStart:
-    """The start of a `fit` that is only planned: its checkpoint and step. Takes no lock, and compares no checksums.
+    """The `RunStart` of a `fit` that is only planned: its checkpoint and step. Takes no lock, and compares no checksums.
 
     Raises:
         UserError: The checkpoint that `resume` names cannot be read. With "auto", such checkpoints are skipped.
@@ -244,7 +243,7 @@ def _end_of_branch(run_dir: Path, resume: str, origin: Path | None, additional_s
 
 
 def start_of_evaluation(run_dir: Path, ckpt_path: str, *, ranks: int = 1) -> RunStart:
-    """The start of `validate` and `test`: the checkpoint that `ckpt_path` names, "last", "best" or a path.
+    """The `RunStart` of `validate` and `test`: the checkpoint that `ckpt_path` names, "last", "best" or a path.
 
     Args:
         ranks: Number of processes that load the checkpoint.

@@ -50,7 +50,8 @@ def expanded(run_dir: str | Path, *, key: str = "run_dir", flag: str = "--run_di
 
 
 def default_run_dir(config_files: list[str]) -> Path:
-    """The default run folder: `runs/<name of the first recipe>`, because overlays do not rename a run, or `runs/default`."""
+    """The default run folder: `runs/<name of the first recipe>`, as later recipes (overlays) do not rename a run. If
+    `config_files`, the recipes, is empty: `runs/default`."""
     if not config_files:
         return Path("runs") / "default"
     recipe = Path(config_files[0])
@@ -61,8 +62,8 @@ def default_run_dir(config_files: list[str]) -> Path:
 def branch_run_dir(config_files: list[str], checkpoint: Path) -> Path:
     """The default run folder of a run that starts from a checkpoint.
 
-    With overlays, it is `runs/<run of the checkpoint>-<overlay>-…`. With one recipe, it is the recipe's default folder: if the
-    checkpoint is in that folder, the run continues there.
+    With overlays (recipes after the first), it is `runs/<run of the checkpoint>-<overlay>-…`. With one recipe, it is the
+    recipe's default folder: if the checkpoint is in that folder, the run continues there.
     """
     plain = default_run_dir(config_files)
     if len(config_files) < 2:
@@ -84,7 +85,7 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def refuse_hugging_face(folder: Path, flag: str = "--run") -> None:
-    """If `folder`, which the user named by `flag`, holds a model of transformers, raise a UserError: how to import it."""
+    """If `folder`, which the user named by `flag`, is a Hugging Face folder, raise a UserError that says how to import it."""
     if (folder / "config.json").is_file():
         make = f"make a run folder of it first: python -m lit_llm import --from {folder} --out RUN"
         raise UserError(f"{folder} is a Hugging Face folder; {make} ({flag})")
@@ -132,7 +133,7 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
 
 
 def reason_of_end(run_dir: Path, step: int | None) -> str | None:
-    """Why the run ended before its last step, if the file `ENDED` says that it ended at `step`; else None."""
+    """Why the run ended before its last step, from ended.json in the run folder. None if it did not end early at `step`."""
     try:
         end = read_json(run_dir / ENDED)
         return str(end["reason"]) if end["step"] == step else None

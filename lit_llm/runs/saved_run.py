@@ -32,10 +32,10 @@ class SavedRun:
 
     @classmethod
     def read(cls, path: Path) -> SavedRun:
-        """Read the values of the checkpoint at `path`, without comparing checksums.
+        """Read the values of the checkpoint at `path`. Of a folder, only the manifest is compared with its checksum.
 
         Raises:
-            UserError: The checkpoint is missing, in another format, or its checkpoint.pt cannot be loaded.
+            UserError: The checkpoint is missing or in another format, or its manifest or checkpoint.pt is damaged.
         """
         return cls(path, read_values(path))
 

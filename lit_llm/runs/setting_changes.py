@@ -81,7 +81,7 @@ _OF_DECAY = "no effect: Decay starts at the rate of the checkpoint"
 
 
 def rule(key: str) -> Change | None:
-    """The rule of a setting's key; None if `RULES` has no prefix of the key."""
+    """What happens if the setting `key` differs from the checkpoint: a rule. None if `RULES` has no prefix of the key."""
     parts = key.split(".")
     return next((RULES[prefix] for n in range(len(parts), 0, -1) if (prefix := ".".join(parts[:n])) in RULES), None)
 
@@ -100,7 +100,7 @@ def same_on_all_ranks(settings: Mapping[str, Any]) -> dict[str, str]:
 def setting_changes(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, accepted: bool, compares_data: bool
 ) -> tuple[list[str], list[str]]:
-    """Compare the settings of a checkpoint, `saved`, with those of the run, `now`. Both are by key.
+    """Compare the settings of a checkpoint, `saved`, with those of the run, `now`. Both are dicts: key → value.
 
     Not compared are settings that only one of them has, the optimizer's class, and arguments of a class that has changed.
 
@@ -139,11 +139,11 @@ def setting_changes(
 
 
 def _is_class(before: Any, now: Any) -> bool:
-    """Whether both values of a setting are paths of classes, or None, which turns the setting's group off."""
+    """Whether each of the two values of a setting is the dotted path of a class, or None, which turns the class off."""
     return all(value is None or (isinstance(value, str) and "." in value) for value in (before, now))
 
 
 def _effective(settings: Mapping[str, Any], key: str) -> Any:
-    """The value of the setting `key`; for a `schedule.total_steps` of None, that of trainer.max_steps, which then counts."""
+    """The value of the setting `key`. For `schedule.total_steps`, None stands for the value of trainer.max_steps."""
     value = settings[key]
     return settings.get("trainer.max_steps") if key == "schedule.total_steps" and value is None else value

@@ -99,7 +99,7 @@ def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
 
 
 def generation(run: Path, *, eos_id: int | None) -> dict[str, Any]:
-    """The content of a run's generation_config.json. Without that file, BOS and EOS are both `eos_id`, which is the model's."""
+    """The content of a run's generation_config.json. Without that file, BOS and EOS are both the model's `eos_id`."""
     file = run / GENERATION
     return read_object(file) if file.is_file() else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 

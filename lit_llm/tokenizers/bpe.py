@@ -82,7 +82,7 @@ def _library_tokenizer(tokens: list[bytes]) -> tokenizers.Tokenizer:
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The two tokens whose merge makes ``token``: the two parts after all earlier merges (``ranks``) have joined its bytes."""
+    """The two tokens whose merge makes ``token``: its two parts after all earlier merges (lower ``ranks``) of its bytes."""
     parts = [token[i : i + 1] for i in range(len(token))]
     none = len(ranks)
     pair_ranks = [ranks.get(token[i : i + 2], none) for i in range(len(token) - 1)]  # the rank of each pair's merge

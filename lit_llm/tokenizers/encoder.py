@@ -45,7 +45,7 @@ _Encode = Callable[[bytes], np.ndarray]
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """Record of the encoder chosen for a tokenizer's texts, with the reason. Small, as other processes get a copy."""
+    """Record of which library encodes a tokenizer's texts, why, and how pieces are joined. Small: each worker gets a copy."""
 
     kind: Literal["tiktoken", "tokenizers", "own"]
     """The library that encodes; "own": the methods of the tokenizer's class encode."""
@@ -164,7 +164,7 @@ def _difference(tokenizer: Tokenizer, fast: TiktokenEncoding, texts: list[str]) 
 
 
 def _join(encode: _Encode, texts: list[str]) -> Join:
-    """The first way to encode pieces ("plain", "newline" or "document") that gives the ids of the whole ``texts``."""
+    """The first way ("plain", "newline" or "document") to encode ``texts`` in pieces that gives the ids of each whole text."""
     possible: list[Join] = ["plain", "newline"]
     for text in texts:
         cuts = [match.end() for match in _SAFE_CUT.finditer(text)]
@@ -181,8 +181,8 @@ def _join(encode: _Encode, texts: list[str]) -> Join:
 
 
 def _encoded(encode: _Encode, join: Join, text: bytes, *, continues: bool) -> np.ndarray:
-    """Return the ids of a piece of text. With the join "newline", for tokenizers that put a space before every text, a piece
-    that ``continues`` a document is encoded after a newline, whose ids are dropped."""
+    """Return the ids (n,) of a piece of a document. With ``join`` "newline", for tokenizers that put a space before every text,
+    a piece that ``continues`` a document is encoded after a newline, whose ids are dropped."""
     if join == "newline" and continues:
         newline, joined = encode(b"\n"), encode(b"\n" + text)
         if np.array_equal(joined[: newline.size], newline):

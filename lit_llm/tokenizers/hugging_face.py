@@ -170,7 +170,7 @@ def optional_object(file: Path) -> dict[str, Any]:
 
 
 def configured_tokens(folder: Path, name: str) -> list[str]:
-    """The texts of the token ``name``, such as "eos_token", in tokenizer_config.json, then special_tokens_map.json."""
+    """The texts (at most two) of the token ``name``, as "eos_token", in tokenizer_config.json and special_tokens_map.json."""
     entries = [optional_object(folder / file).get(name) for file in (TOKENIZER_CONFIG, "special_tokens_map.json")]
     tokens = [token.get("content") if isinstance(token, dict) else token for token in entries]
     return [token for token in tokens if isinstance(token, str)]

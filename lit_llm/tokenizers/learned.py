@@ -26,8 +26,8 @@ class Learned(HuggingFaceTokenizer):
 
     Args:
         vocab_size: number of ids. A short text may give fewer ids.
-        holds: the tokens that every vocabulary of the class must have, in words, for the error message.
-        least: the smallest number of ids, which these tokens need.
+        holds: a phrase for the error message: the tokens that every vocabulary of the class must have.
+        least: the smallest allowed ``vocab_size``: the number of these tokens.
 
     Raises:
         UserError: ``vocab_size`` is below ``least``.

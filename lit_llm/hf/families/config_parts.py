@@ -20,7 +20,7 @@ _DOMAINS = {**MODEL_DOMAINS, **MOE_DOMAINS}
 
 @dataclass(frozen=True)
 class Setting:
-    """`Part` of a family for one number or bool: our setting `ours` has the value of the key `theirs` in config.json."""
+    """`Part` of a family: translates one number or bool. Our setting `ours` equals the key `theirs` in config.json."""
 
     ours: str
     theirs: str
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Inverse:
-    """`Part` of a family for one number: the value of the key `theirs` in config.json is 1 / our setting `ours`."""
+    """`Part` of a family: translates one number. The value of the key `theirs` in config.json is 1 / our setting `ours`."""
 
     ours: str
     theirs: str
@@ -63,7 +63,8 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Heads:
-    """`Part` of a family for the numbers of query and key heads and the widths of a head and of the model. Fields name keys."""
+    """`Part` of a family: translates the numbers of query and of key heads, and the widths of a head and of the model. Fields:
+    the names of the keys in config.json."""
 
     query: str = "num_attention_heads"
     key_value: str | None = "num_key_value_heads"
@@ -118,7 +119,7 @@ _DEFAULTS = {"gelu": "tanh", "geglu": "none"}
 
 @dataclass(frozen=True)
 class Activation:
-    """`Part` for the MLP's activation. `known`: {value of the key `theirs`: our (`mlp`, `gelu_approximate`)}."""
+    """`Part` of a family: translates the activation. `known`: {value of the key `theirs`: our (`mlp`, `gelu_approximate`)}."""
 
     theirs: str
     known: Mapping[str, tuple[str, str | None]]
@@ -139,7 +140,7 @@ Bias: TypeAlias = Literal["qkv", "attention_output", "mlp", "norm"]
 
 @dataclass(frozen=True)
 class Biases:
-    """`Part` for a bool in config.json: whether the parts `ours` of a block have biases. `write`: true if one has."""
+    """`Part` of a family: translates a bool, whether all parts `ours` of a block have biases. `write` gives true if any has."""
 
     theirs: str
     ours: tuple[Bias, ...]

@@ -45,7 +45,8 @@ class _Heads:
 
 @dataclass(frozen=True)
 class _ScaledRope(Rope):
-    """`Rope` of DeepSeek, also for `attention_scale`: scaling multiplies scores by (0.1 mscale_all_dim ln(factor) + 1)²."""
+    """`Rope` of DeepSeek that also translates `attention_scale`: rotary scaling by a factor multiplies attention scores by
+    (0.1 mscale_all_dim ln(factor) + 1)²."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")

@@ -105,7 +105,7 @@ BIASES: tuple[Literal["qkv", "attention_output", "mlp", "norm"], ...] = ("qkv", 
 
 
 def _with_one_bias(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the value of `mlp_bias` as `bias`, and biases of other parts where these differ from `bias`."""
+    """Return `settings` with `mlp_bias`, if set, renamed `bias`. Others, as `qkv_bias`, stay only where they differ from it."""
     bias = settings.pop("mlp_bias", settings.get("bias", False))
     same = {f"{part}_bias" for part in BIASES if settings.get(f"{part}_bias") in (None, bias)}
     return {name: value for name, value in settings.items() if name not in same} | {"bias": bias}

@@ -39,7 +39,7 @@ def with_patterns(by_layer: Mapping[str, Sequence[Any]], block_size: int) -> dic
 
 @dataclass(frozen=True)
 class Window:
-    """`Part` of a family for the key `sliding_window`, the window of all layers: null: no window; missing: `default`."""
+    """`Part` of a family: translates the key `sliding_window`, the window of all layers. Null: none; missing: `default`."""
 
     default: int | None = None
 
@@ -73,7 +73,8 @@ def layer_kinds(fields: Fields, default: Callable[[int], list[str]]) -> list[str
 
 @dataclass(frozen=True)
 class WindowByKind:
-    """`Part` for a window in layers of kind `SLIDING`. For missing keys: `default_kinds(number of layers)`, `default`."""
+    """`Part` of a family: translates the window of layers of kind `SLIDING`. Missing keys mean `default_kinds(number of
+    layers)` and a window of `default`."""
 
     default_kinds: Callable[[int], list[str]]
     default: int = 4096
@@ -105,7 +106,8 @@ def kinds_of(config: GPTConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class OptionalWindow:
-    """`Part` for a window, if `use_sliding_window`, in the layers by `layer_types`, else from layer `max_window_layers` on."""
+    """`Part` of a family: translates a window that the key `use_sliding_window` turns on, in the layers that `layer_types`
+    lists or, without this key, in the layers from number `max_window_layers` on."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
         first = fields.number("max_window_layers", 28)

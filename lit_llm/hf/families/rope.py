@@ -21,7 +21,8 @@ _MSCALE = ("mscale", "mscale_all_dim")
 
 @dataclass(frozen=True)
 class Rope:
-    """`Part` for rotary settings that all layers share. `theta`: the key for the base; `default_theta`: the base without it."""
+    """`Part` of a family: translates rotary settings that all layers share. `theta`: the key for the rotary base;
+    `default_theta`: the base without this key."""
 
     default_theta: float = 10000.0
     theta: str = "rope_theta"
@@ -71,7 +72,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByKind:
-    """`Part` for two sets of rotary settings: of layers with full attention, and of layers with a sliding window."""
+    """`Part` of a family: translates two sets of rotary settings, for layers with full attention and with a sliding window."""
 
     default_kinds: Callable[[int], list[str]]
     default_theta: float
@@ -156,7 +157,8 @@ def _read_one(
 
 
 def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
-    """In `rope`, set a missing original context length and, except for llama3, factor from `max_position_embeddings`."""
+    """In `rope`, rotary settings of `kind` llama3, yarn or longrope, set a missing original context length to
+    `max_position_embeddings` and, except for llama3, a missing factor to `max_position_embeddings` / original length."""
     longest = fields.optional_size("max_position_embeddings", 1)
     if kind not in ("llama3", "yarn", "longrope"):
         return
@@ -168,7 +170,7 @@ def _add_missing(fields: Fields, rope: dict[str, Any], kind: str) -> None:
 
 
 def _resolve_mscale(rope: dict[str, Any]) -> None:
-    """In the YaRN settings `rope`, remove mscale and mscale_all_dim; set the attention_factor that follows, if missing."""
+    """In the YaRN settings `rope`, remove mscale and mscale_all_dim; if missing, set the attention_factor that both imply."""
     scales = [rope.get(name) for name in _MSCALE]
     if any(scale is not None and not is_number(scale) for scale in scales) or not is_number(rope.get("factor")):
         return

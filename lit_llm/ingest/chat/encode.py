@@ -77,9 +77,8 @@ class ChatEncoder:
         return next((i for i in after if i in self._added), after[0] if after else None) if SENTINEL in text else None
 
     def encode(self, conversation: bytes, *, where: str) -> list[EncodedChat]:
-        """Encode a conversation: a list of one. Of a preference pair: two, with the chosen and then with the rejected answer.
-
-        Of a preference pair, only the two answers are targets.
+        """Encode a conversation, and return a list with one `EncodedChat`. A preference pair gives two: the conversation with
+        the chosen answer, then with the rejected answer. Of a pair, only these two answers are targets.
 
         Args:
             conversation: JSON, as ``lit_llm.ingest.readers.messages`` writes it.
@@ -141,7 +140,7 @@ class ChatEncoder:
         return places
 
     def _encode(self, text: str, names: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids (n,) of a text, and the first character and the end of each id (n, 2).
+        """The token ids (n,) of a text, and the places of the tokens in the text (n, 2): first character and end.
 
         ``names``: places (first character, end) where the name of a special token is encoded as ordinary text.
         """
@@ -162,8 +161,8 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _marked(chat: Chat, in_answers: re.Pattern[str], elsewhere: re.Pattern[str]) -> Chat:
-    """A copy of the conversation with marks around names: those that ``in_answers`` matches in the assistant's messages, and
-    those that ``elsewhere`` matches in all other texts."""
+    """A copy of the conversation with marks around names of special tokens: around the names that ``in_answers`` matches in the
+    assistant's messages, and the names that ``elsewhere`` matches in all other texts."""
     messages = [
         _mark(one, in_answers if one["role"] == "assistant" else elsewhere) | {"role": one["role"]} for one in chat["messages"]
     ]
@@ -186,8 +185,8 @@ def _partner(name: str) -> str:
 
 
 def _places(marked: Chat, text: str, write: Callable[[Chat], str]) -> list[tuple[int, int]] | None:
-    """The places (first character, end) in ``text`` of the names with marks in ``marked``; None if the marks change more than
-    the places of the names."""
+    """The places (first character, end) in ``text`` of the names that have marks in ``marked``, a copy of the conversation of
+    ``text``. None if the template (``write``) refuses ``marked``, or writes it, but for the marks, as another text."""
     try:
         pieces = re.split(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}", write(marked))
     except UserError:
@@ -221,8 +220,8 @@ def _backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, *, continues: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The ids (n,) and offsets (n, 2) of a text. ``continues``: the text follows other text, so a tokenizer that puts a space
-    before every text must put no space before this text."""
+    """The ids (n,) of a text, and the places of the tokens in the text (n, 2): first character and end. ``continues``: the text
+    follows other text, so a tokenizer that puts a space before every text must put no space before this text."""
     with library_errors("The tokenizer cannot encode a text"):
         if continues:
             newline, joined = backend.encode("\n").ids, backend.encode(f"\n{text}")

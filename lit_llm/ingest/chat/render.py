@@ -41,7 +41,7 @@ class Renderer:
     answer. The answer ends where the two texts of the conversation are equal again.
 
     Args:
-        tokens: matches the names of tokens. An answer never begins or ends within such a name.
+        tokens: a pattern that matches the names of added tokens. An answer never begins or ends within such a name.
 
     Raises:
         UserError: transformers is not installed.
@@ -63,11 +63,11 @@ class Renderer:
             raise self._unwritten("a question and an answer")
 
     def sentinel(self) -> Rendered:
-        """Write a question with ``SENTINEL`` as its answer. If the template has no marks, the whole text is the answer."""
+        """Write a conversation of a question and the answer ``SENTINEL``. Without marks, the whole text is the answer."""
         return self._exchange("Question", SENTINEL)
 
     def question(self) -> tuple[bool, bool]:
-        """Whether the template writes a user's question, and whether it marks the question as text of the assistant."""
+        """(whether the template writes a user's question, whether it marks the question as text of the assistant)."""
         text, answers = self._exchange(SENTINEL, "Answer")
         marked = self.template.marks_answers and any(SENTINEL in text[begin:end] for begin, end in answers)
         return SENTINEL in text, marked
@@ -77,11 +77,12 @@ class Renderer:
         return self._marked({"messages": messages}, "a question and an answer")
 
     def text(self, chat: Chat, *, where: str, prompt: bool = False) -> str:
-        """The text of a conversation. ``prompt``: with the template's text before an answer. ``where``: its name in errors."""
+        """The text of a conversation. ``where``: the conversation's name in errors. ``prompt``: whether to append the text that
+        the template writes before an answer (the generation prompt)."""
         return str(self._call(chat, where, prompt=prompt)[0][0])
 
     def readable(self, chat: Chat) -> Chat:
-        """The conversation with arguments of tool calls that are JSON text parsed to objects, if the template needs objects."""
+        """The conversation, in which arguments of tool calls that are JSON text are parsed if the template needs objects."""
         if not any(one.get("tool_calls") for one in chat["messages"]) or self._takes_json_text:
             return chat
         return chat | {"messages": _with_arguments(chat["messages"], _as_object)}
@@ -109,7 +110,7 @@ class Renderer:
         return Rendered(text, answers)
 
     def _answer(self, chat: Chat, number: int, text: str, where: str, *, last: bool) -> tuple[int, int]:
-        """The place (first character, end) of an answer, message ``number``, in ``text``, the text of all messages.
+        """The place (first character, end) in ``text``, the text of all messages, of the answer that is message ``number``.
 
         ``last``: whether no other answer follows. ``where``: the name of the conversation in errors.
         """

@@ -71,7 +71,7 @@ class TextColumn:
             yield from pieces_of(text)
 
     def values(self, batch: Any, path: list[str] | None = None) -> Any:
-        """The column or nested field of a record batch that ``path`` names. None: the field that `self.path` names."""
+        """The pyarrow array of the column or nested field of a record batch that ``path`` names. None: `self.path`."""
         first, *fields = path or self.path
         column = batch.column(batch.schema.names.index(first))
         for field in fields:
@@ -79,7 +79,7 @@ class TextColumn:
         return column
 
     def _find(self, fields: Any, key: str) -> tuple[list[str], Any] | None:
-        """The path of the field that ``key`` names in a schema or a struct, and the field's type; None if there is none."""
+        """(path of the field that ``key`` names in a schema or struct, ``fields``; its type). None: no such field."""
         types = {field.name: field.type for field in fields}
         first, dot, rest = key.partition(".")
         if key in types:

@@ -30,7 +30,7 @@ def compression_of(head: bytes) -> str | None:
 
 
 def decompressed(stream: BinaryIO, compression: str, *, name: str) -> BinaryIO:
-    """The decompressed content of ``stream``, which may have several members.
+    """A binary file with the decompressed content of ``stream``, which may be several compressed files, one after the other.
 
     Args:
         compression: "gz", "bz2", "xz" or "zst".
@@ -59,7 +59,8 @@ def _codec(compression: str) -> _Codec:
 
 
 def _members(stream: BinaryIO, new: Callable[[], Any], errors: tuple[type[Exception], ...], name: str) -> Iterator[bytes]:
-    """Yield the decompressed content of all members of a stream, in order."""
+    """Yield the decompressed content of all members (compressed files, one after the other) of a stream, in order. ``new``:
+    makes a decompressor; ``errors``: the exceptions that it raises for damaged data; ``name``: the stream's name in errors."""
     member: Any = None  # the decompressor of the member that is being read; None between members
     while rest := stream.read(_READ_BYTES):
         while rest:

@@ -107,7 +107,8 @@ def text_pieces(pieces: Iterable[Piece], *, name: str, start: int = 0) -> Iterat
 
 
 def _kind_of_text(head: bytes, name: str) -> str:
-    """The format of UTF-8 text: "text" or "jsonl". Damaged JSON counts as "jsonl", so that the JSONL reader reports it."""
+    """The format of UTF-8 text: "text" or "jsonl". Damaged JSON counts as "jsonl", so that the JSONL reader reports it.
+    Raises a UserError for a table (csv or tsv, by its ``name``) and for a JSON array of objects."""
     if (table := _TABLE_NAME.search(name)) is not None:
         options = "newlines_in_values=True" if table[1].lower() == "c" else r'delimiter="\t", quote_char=False'
         read = f"c.read_csv(sys.argv[1], parse_options=c.ParseOptions({options}))"
@@ -134,5 +135,5 @@ def read_head(stream: BinaryIO) -> bytes:
 
 
 def with_head(head: bytes, stream: BinaryIO) -> BinaryIO:
-    """A stream of ``head`` and the rest of ``stream``. Its ``read(n)`` returns less than n bytes only at the end."""
+    """A stream that gives ``head``, then the rest of ``stream``. Its ``read(n)`` returns less than n bytes only at the end."""
     return stream_of(itertools.chain([head], read_chunks(stream)))

@@ -31,7 +31,7 @@ _SHARD = re.compile(r"#shard=(\d+)$")
 
 @dataclasses.dataclass(frozen=True)
 class _Name:
-    """Record of the parts of the name of a dataset on the hub. A part that the user left out is None."""
+    """Record of the parts of the name of a dataset on the hub. If the user left out a part, split is "train", others None."""
 
     dataset: str
     config: str | None
@@ -102,14 +102,14 @@ def read_hub(source: Source, of: SourceFile) -> Iterator[Piece]:
 
 
 def _commit(name: _Name) -> str:
-    """The hash of a dataset's present commit, from a single request: `datasets` would try six times in half a minute."""
+    """The hash of the present commit of a dataset, from one request: `datasets` would repeat a failed request for 30 s."""
     hub = need("huggingface_hub", what=str(name))
     with one_sentence(str(name)):
         return str(hub.HfApi().dataset_info(name.dataset, revision=name.revision, timeout=_ANSWER_SECONDS).sha)
 
 
 def _open(name: _Name) -> tuple[Any, str, int]:
-    """The streaming dataset of a split; a version, which changes with the data; and the size in bytes, 0 if not known."""
+    """(streaming dataset of a split; version, a hash that changes with the data; size of the split in bytes, 0 if unknown)."""
     return _load(name) if name.folder else _load_once(name)
 
 
@@ -143,7 +143,7 @@ _load_once = functools.lru_cache(maxsize=8)(_load)  # at a fixed commit, nothing
 
 
 def _datasets(name: _Name) -> ModuleType:
-    """Import the package `datasets` without torch, which would take 180 MB of memory in each worker."""
+    """Import and return the package `datasets`, without torch, which would take 180 MB of memory in each worker."""
     before = os.environ.get("USE_TORCH")
     os.environ["USE_TORCH"] = "0"
     try:

@@ -34,7 +34,15 @@ def read_jsonl(stream: BinaryIO, of: SourceFile, *, hint: str) -> Iterator[Piece
 
 
 def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str = "") -> Iterator[Piece]:
-    """Yield the text or the conversation of a record in pieces. `text_in` describes ``where``, ``hint`` and the errors."""
+    """Yield the text, or the conversation, of a JSON record in pieces. Counts a record without text in ``of.skipped``.
+
+    Args:
+        where: the name of the record in errors: "FILE line 3".
+        hint: the end of error messages: how to read the file as plain text. May be empty.
+
+    Raises:
+        UserError: The record lacks the key, or has neither a string nor a conversation under the key.
+    """
     if of.messages:
         yield from pieces_of_messages(record, of.key, of, where=where)
         return
@@ -44,7 +52,7 @@ def document_of(record: dict[str, Any], of: SourceFile, *, where: str, hint: str
 
 
 def parse_object(content: bytes, of: SourceFile, where: str, hint: str = "") -> dict[str, Any]:
-    """Parse ``content``, the JSON of an object, and return the object. `text_in` describes ``where`` and ``hint``.
+    """Parse ``content``, the JSON of an object, and return the object. ``where``, ``hint``: start and end of error messages.
 
     Raises:
         UserError: ``content`` is not UTF-8, or not the JSON of an object.

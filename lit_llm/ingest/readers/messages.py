@@ -59,7 +59,9 @@ class MessagesColumn(TextColumn):
 
 
 def pieces_of_messages(record: dict[str, Any], key: str, of: SourceFile, *, where: str) -> Iterator[Piece]:
-    """Yield the conversation of a record as one piece. ``key``: the messages' key; ``where``: the record's name in errors.
+    """Yield the conversation, or preference pair, of a record as one piece, JSON; nothing if the key has null or an empty list.
+
+    ``key``: the key of the messages. ``where``: the name of the record in errors.
 
     Raises:
         UserError: The record has no valid conversation under the key.
@@ -137,7 +139,8 @@ def _as_messages(value: str | list[Any], role: str, where: str) -> list[dict[str
 
 
 def _beside(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """The record's values of the keys ``BESIDE`` that are on the same level as ``key``. A value that is JSON text is parsed."""
+    """Key → value, of the keys ``BESIDE`` (tools, documents, chat_template_kwargs) on the level of ``key`` in the record. Empty
+    values are left out, and a value that is JSON text is parsed. Raises a UserError for a value of the wrong type."""
     while key not in record:
         first, _, key = key.partition(".")
         record = record[first]
@@ -184,10 +187,11 @@ def _message(value: Any, where: str) -> dict[str, Any]:
 
 
 def without_null(value: Any, *, within: bool = False) -> Any:
-    """A copy of ``value`` without keys whose value is null, inside lists: a table has a null where a message lacks a key.
+    """A copy of ``value``, a row of a table. Objects inside lists lose the keys whose value is null: a table has a null where a
+    message has no such key.
 
     Args:
-        within: whether ``value`` is inside a list, or below a key of ``BESIDE``, where such keys are removed, too.
+        within: whether ``value`` is inside a list, or below a key of ``BESIDE``, where such keys are removed too.
     """
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not within or one is not None}

@@ -20,8 +20,9 @@ _MOST_EXTENSIONS = 10  # the most file extensions that a message names
 def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
     """Yield the documents of a tar, in pieces, in the order of its files.
 
-    Each .txt file is a document. A sample without .txt files has its text in its .json files, under the key. All other files of
-    such samples are ignored, and hidden files. A link is refused, because a stream cannot go back to the linked file.
+    Each .txt file is a document. A sample (the files whose names are equal up to the first dot) without .txt files has its text
+    in its .json files, under the key. Other files, and hidden files, are ignored. A link to a .txt or .json file is refused,
+    because a stream cannot go back to the linked file.
 
     Raises:
         UserError: The tar is damaged, a sample has no text, or its JSON has no string under the key.
@@ -40,7 +41,7 @@ def read_tar(stream: BinaryIO, of: SourceFile) -> Iterator[Piece]:
 
 
 def _sample(members: Iterator[tuple[str, str, IO[bytes]]], of: SourceFile) -> Iterator[Piece]:
-    """Yield the documents of one sample. ``members``: the sample's files, as `_members` yields them."""
+    """Yield the documents of one sample: its .txt files, else its .json files. ``members``: its files, as from `_members`."""
     has_text = False
     objects: list[tuple[str, bytes]] = []
     extensions: dict[str, None] = {}  # an ordered set
@@ -77,7 +78,8 @@ def _text(content: BinaryIO, where: str) -> Generator[Piece, None, bool]:
 
 
 def _members(stream: BinaryIO, name: str) -> Iterator[tuple[str, str, IO[bytes]]]:
-    """Yield a tar's files that are not hidden: path up to the first dot of the file's name, rest of the name, and content."""
+    """Yield the files of a tar that are not hidden as (path up to the first dot of the file's name, rest of the name, content).
+    Raises a UserError for a link to a .txt or .json file, and for a tar that is damaged or followed by other data."""
     blocks = _Blocks(stream)
     # tarfile reads one block at a time, so that the last block read is the block that ended the archive.
     tar = tarfile.open(fileobj=cast(BinaryIO, blocks), mode="r|", bufsize=tarfile.BLOCKSIZE)  # noqa: SIM115 - no file
