@@ -217,7 +217,7 @@ def read(path: str | Path, *, verify: bool = True, lazy: bool = False) -> dict[s
 def read_values(path: str | Path) -> dict[str, Any]:
     """The dict of a checkpoint, with tensors on the meta device and placeholders for tensors in shards.
 
-    Of the checksums, only the manifest's own is compared. No shard is read, so damage of shards and their number do not matter.
+    Only the manifest's own checksum is compared. No shard is read, so damage of shards and their number do not matter.
     No file stays open.
 
     Raises:

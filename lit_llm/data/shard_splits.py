@@ -113,7 +113,7 @@ def path_problems(source: ShardSource, flag: str) -> list[str]:
 
 
 def splits_of(source: ShardSource, *, settings: str = "--data", required: Collection[str] = ("train", "val")) -> ShardSplits:
-    """Open the splits of a source of token shards. What is wrong is returned as `problems`, not raised.
+    """Open the splits of a source of token shards. The result has problems as sentences; none is raised.
 
     Args:
         settings: the prefix of the flags that problems name, such as "--data.sources.web".

@@ -72,7 +72,7 @@ class TextDataModule(TokenDataModule):
         """The texts to tokenise, in order. Called only if ``source_problems`` returns no problems."""
 
     def source_folders(self) -> list[Path]:
-        """Those of the paths in the user's settings that are folders. All files below such a folder are read as text."""
+        """The folders among the paths in the user's settings. All files below such a folder are read as text."""
         return []
 
     def source_files(self) -> list[Path]:

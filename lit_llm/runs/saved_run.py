@@ -32,7 +32,7 @@ class SavedRun:
 
     @classmethod
     def read(cls, path: Path) -> SavedRun:
-        """Read the values of the checkpoint at `path`. Of a folder, only the manifest is compared with its checksum.
+        """Read the values of the checkpoint at `path`. If it is a folder, only the manifest's checksum is compared.
 
         Raises:
             UserError: The checkpoint is missing or in another format, or its manifest or checkpoint.pt is damaged.

@@ -78,7 +78,7 @@ class ChatEncoder:
 
     def encode(self, conversation: bytes, *, where: str) -> list[EncodedChat]:
         """Encode a conversation, and return a list with one `EncodedChat`. A preference pair gives two: the conversation with
-        the chosen answer, then with the rejected answer. Of a pair, only these two answers are targets.
+        the chosen answer, then with the rejected answer. Only these two answers are targets.
 
         Args:
             conversation: JSON, as ``lit_llm.ingest.readers.messages`` writes it.
