@@ -112,8 +112,8 @@ def apply_tensor_parallel(model: GPT, mesh: DeviceMesh) -> None:
 def _split_adapters(block: nn.Module, mesh: DeviceMesh) -> None:
     """Split the LoRA factors of a block's layers as the layers are split: B by columns, or A by rows. In place.
 
-    Each rank has the whole other factor. An adapter computes its update on a rank's parts without communication: some columns of the
-    output, or a partial sum of it.
+    Each rank has the whole other factor. An adapter computes its update on a rank's parts without communication: some columns
+    of the output, or a partial sum of it.
     """
     for module in block.modules():
         if isinstance(module, LoRALinear):
