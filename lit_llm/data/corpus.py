@@ -124,8 +124,8 @@ class Corpus:
         """The number of bytes of each token id, (V,), corrected for the text of a split; None without a tokenizer.
 
         If the numbers of `token_bytes` add up to the text's bytes over the tokens of the split, they are returned as they are.
-        If not, the result is float64: if the text has characters that the tokenizer does not know, the unknown id gets their mean
-        number of bytes; otherwise, as with a tokenizer that puts a space before each text, one factor scales all numbers.
+        If not, the result is float64: if the text has characters that the tokenizer does not know, the unknown id gets the mean
+        number of their bytes; otherwise, as with a tokenizer that puts a space before each text, one factor scales all numbers.
         """
         sizes, text = self.token_bytes(), self.text_sizes.get(split)
         if sizes is None or text is None or text.bytes == text.token_bytes:
