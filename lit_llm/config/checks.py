@@ -31,7 +31,7 @@ def model_problems(objects: RunObjects) -> list[str]:
         if not model.problems() and (getattr(data, "block_size", None) or 0) > model.block_size:
             problems.append(
                 f"data.block_size={data.block_size} is longer than model.block_size={model.block_size} "
-                "(--data.block_size, or leave it null to follow the model)"
+                "(lower --data.block_size, or, with rotary positions, raise --model.block_size)"
             )
         if "expert_balance" in objects.parts and model.moe is None and objects.architecture is None:
             problems.append(

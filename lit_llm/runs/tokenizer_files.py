@@ -71,7 +71,8 @@ def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     """The content of tokenizer_config.json for an export: the run's imported file, or else a config that gives the run's ids.
 
     That config adds no ids to a text and changes no spaces in decoding. Without a chat template, the name of a special token in
-    a text is read as text (`split_special_tokens`).
+    a text is read as text (`split_special_tokens`). A chat template writes special tokens by name, so with a template, also of
+    a run that a base without a template began, names are read as tokens.
     """
     if (imported := run / TOKENIZER_CONFIG).is_file():
         config = read_object(imported)
@@ -79,23 +80,26 @@ def tokenizer_config(run: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         tokens = _document_tokens(tokenizer)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "split_special_tokens": not (run / CHAT_TEMPLATE_FILE).is_file(),  # a template writes them by name
+            "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
             "bos_token": tokens.get("eos_token"),  # a document starts after the end of another, as in GPT-2
             **tokens,
         }
     if (older := run / _SPECIAL_TOKENS).is_file() and "added_tokens_decoder" not in config:
         config |= read_object(older)
+    if (run / CHAT_TEMPLATE_FILE).is_file() and config.get("split_special_tokens"):
+        config["split_special_tokens"] = False
     return config
 
 
 def write_tokenizer(run: Path, out: Path, *, block_size: int) -> None:
     """Write a run's tokenizer, and the files that were imported with it, into the folder `out` of an export.
 
-    `block_size` becomes the tokenizer's `model_max_length`, unless an imported tokenizer_config.json has another value.
+    `block_size` becomes the tokenizer's `model_max_length`, unless an imported tokenizer_config.json has a larger value.
     """
     copy_companions(run, out, (TOKENIZER_FILE, *TOKENIZER_COMPANIONS))
-    write_json({"model_max_length": block_size} | tokenizer_config(run, load_tokenizer(run)), out / TOKENIZER_CONFIG)
+    config = tokenizer_config(run, load_tokenizer(run))
+    write_json(config | {"model_max_length": max(block_size, config.get("model_max_length") or 0)}, out / TOKENIZER_CONFIG)
 
 
 def generation(run: Path, *, eos_id: int | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Exported tokenizers: AutoTokenizer gives the ids of training, and imported files are exported unchanged."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -125,3 +126,20 @@ def test_an_export_stops_at_the_end_that_was_taught(taught, older, tmp_path):
     assert exported.stop_ids == (stops if isinstance(stops, list) else [stops])
     for text in [*TEXTS, "<s>a<doc> <|im_end|>", "<|endoftext|>"]:
         assert exported.encode(text).tolist() == loaded(text)["input_ids"]
+
+
+def test_a_template_added_to_an_exported_base_encodes_its_special_tokens(tmp_path):
+    tokenizer, run, base, out = bpe(), tmp_path / "run", tmp_path / "base", tmp_path / "out"
+    for folder in (run, base, out):
+        folder.mkdir()
+    tokenizer.save(run)
+    write_tokenizer(run, base, block_size=64)
+    end = tokenizer.backend.token_to_id("<|endoftext|>")
+    assert AutoTokenizer.from_pretrained(base)("a<|endoftext|>")["input_ids"][-1] != end  # in plain text, the name is text
+    shutil.copy(base / "tokenizer_config.json", run)  # as `import` does
+    (run / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
+    write_tokenizer(run, out, block_size=128)
+    loaded = AutoTokenizer.from_pretrained(out)
+    text = loaded.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert loaded(text, add_special_tokens=False)["input_ids"] == [*tokenizer.encode("hello").tolist(), end]
+    assert loaded.model_max_length == 128

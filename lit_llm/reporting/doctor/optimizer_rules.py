@@ -305,9 +305,10 @@ def schedule_ends_early(run: Observed) -> str | None:
     flat = next((step for step, rate in reversed(rates) if abs(rate - final) > 0.01 * final), last)
     if 0 < final < 0.7 * highest and last - flat > 0.4 * last and run.is_complete:
         return f"the learning rate has been {final:.3g} since step {flat:,} of {last:,}, after {highest:.3g}"
-    if last - end < 0.2 * last:
+    low = [step for step, _ in rates if step > end]  # two rows may be the ends of two schedules, after a resume
+    if len(low) < 3 or last - low[0] < 0.2 * last:
         return None
-    return f"the learning rate is below 1 % of its highest value since step {end:,} of {last:,}"
+    return f"the learning rate is below 1 % of its highest value since step {low[0]:,} of {last:,}"
 
 
 @warning.likely(
