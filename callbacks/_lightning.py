@@ -65,7 +65,7 @@ def set_metrics(trainer: Trainer, row: Mapping[str, float], step: int | None) ->
 
 
 def metric_step(trainer: Trainer, name: str | None) -> int | None:
-    """The optimizer step of the value of metric `name` in `trainer.callback_metrics`. None: unknown, as after `self.log`."""
+    """The optimizer step at which the value of `name` in `trainer.callback_metrics` was measured; None: unknown."""
     return None if name is None else _metric_steps.get(trainer, {}).get(name)
 
 
@@ -138,7 +138,8 @@ def _undo_all(undo: Iterable[Callable[[], None]]) -> None:
 
 
 class _PutsBack(Callback):
-    """Base class of callbacks that replace methods or register hooks; teardown and on_exception call `_undo`'s functions."""
+    """Base class of callbacks that replace methods or register hooks. At the end or after an exception, it calls the functions
+    in `_undo`, by which the subclass restores the methods and removes the hooks."""
 
     _undo: tuple[Callable[[], None], ...] = ()
 
@@ -424,7 +425,7 @@ def part_of(action: str) -> str | None:
 
 
 def is_optimizer_step(action: str) -> bool:
-    """Whether the action is the optimizer step with its closure (forward and backward of the last micro-batch)."""
+    """Whether the profiler's action `action` is the optimizer step with its closure (last micro-batch's forward, backward)."""
     return action.startswith("[LightningModule]") and action.endswith(".optimizer_step")
 
 

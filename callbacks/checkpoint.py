@@ -226,10 +226,10 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return step == self._stable_step or (self.keep_every_n_steps is not None and step % self.keep_every_n_steps == 0)
 
     def _minutes_are_over(self, trainer: Trainer, step: int) -> bool:
-        """Whether every_n_minutes have passed since the last save, by rank 0's clock.
+        """Whether every_n_minutes have passed since the last save, by rank 0's clock, which is not read at every step.
 
-        The broadcast of the answer is a collective, so this sets the step of the next one, `_look_at_clock`: halfway to that at
-        which the minutes will be over, extrapolated from the pace since the last save.
+        Rank 0 broadcasts the answer, which takes time. So this sets `_look_at_clock`, the step of the next broadcast, about
+        halfway to the step at which the minutes will be over at the pace since the last save. Returns False until then.
         """
         if self.every_n_minutes is None or step < self._look_at_clock:
             return False
@@ -242,7 +242,7 @@ class StepCheckpoint(_AfterSteps, Checkpoint):
         return over
 
     def _improved_task_score(self, trainer: Trainer) -> float | None:
-        """As `_improved_score`, if `monitor` is the score of a task that was measured at this step; else None."""
+        """The value of `monitor`, if it is a task's score, measured at this step and better than the best file's; else None."""
         scored = metric_step(trainer, self.monitor) == trainer.global_step and is_score(trainer, self.monitor)
         return self._improved_score(trainer) if scored else None
 

@@ -51,14 +51,14 @@ class SaysStepLoss(Protocol):
 
 
 class SaysWhetherTargetsCount(Protocol):
-    """Protocol of a module that says if micro-batches have equal weight in a step's loss. `HealthSignals` else assumes so."""
+    """Protocol of a module that says if micro-batches weigh equally in a step's loss. `HealthSignals` otherwise assumes so."""
 
     every_target_counts: bool
     """Whether no target is ignored, so that the loss of a step is the mean of its micro-batches' losses."""
 
 
 class ScalesFirstGradient(Protocol):
-    """Protocol of a module that weights micro-batches by their numbers of counted targets. `GradientNoise` reads it."""
+    """Protocol of a module that weights micro-batches by their counted targets. `GradientNoise` calls its method."""
 
     def first_gradient_scale(self) -> Tensor | float:
         """The factor that turns the gradient of a step's first micro-batch into the gradient of this micro-batch's mean loss.
@@ -174,7 +174,7 @@ class ScalesLoss(Protocol):
 
 
 class SavesInBackground(Protocol):
-    """Protocol of a CheckpointIO that tells `StepCheckpoint` how a save ended. With others, StepCheckpoint reads the file."""
+    """Protocol of a CheckpointIO that tells `StepCheckpoint` how a save ended. Otherwise, it tests the file."""
 
     def finished(self, path: Path, *, wait: bool = False) -> bool | None:
         """Whether the last save to `path` has succeeded. None: the save is in progress. `wait`: first wait for the save."""

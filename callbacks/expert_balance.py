@@ -36,6 +36,7 @@ class ExpertBalance(Callback):
 
     Contract:
         Needs a module with `expert_counts` and `expert_biases` (`contracts.py`).
+        on_fit_start: refuses a module without experts.
         on_before_optimizer_step: moves the biases on the device. The host reads values at logged steps only. List this
             callback after `GradientNorm` and `SpikeGuard`, which decide whether a step is skipped.
         State: none. The biases are buffers of the module.

@@ -64,7 +64,8 @@ def read_object(path: Path, *, mend: str = "") -> dict[str, Any]:
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Whether the disk refused: full, over the quota, read-only, no permission, a name that is too long, or broken."""
+    """Whether `error` is an OSError by which the disk refused a file: the disk is full, over the quota, read-only or broken,
+    or there is no permission, or the name is too long."""
     return isinstance(error, OSError) and error.errno in _DISK
 
 

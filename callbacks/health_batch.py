@@ -22,7 +22,9 @@ def targets_of(batch: object) -> Tensor | None:
 
 
 def compare_targets(ids: Tensor, targets: Tensor, readings: Readings, split: str = "") -> tuple[Tensor, Tensor]:
-    """Add to `readings` the share of targets equal to the next position's input, if they and the next targets are counted.
+    """Add to `readings` the share of targets that equal the next position's input id, as all targets should.
+
+    Only those targets are compared that count (are not ignored), and whose next target counts, too.
 
     Args:
         split: beginning of the metric's name: "validation_" for a batch of validation.
@@ -40,7 +42,7 @@ def check_targets(ids: Tensor, targets: Tensor, readings: Readings) -> None:
     """Add to `readings` the share found by `compare_targets`, and shares that reveal further mistakes in targets.
 
     These are shares of: ignored targets; counted targets that equal the input two places ahead, their own input, or the next
-    sequence's first input; positions at which all sequences have one id; and answers that end with the commonest last token.
+    sequence's first input; positions with the same id in all sequences; and answers whose last token is the commonest one.
     """
     counted, followed = compare_targets(ids, targets, readings)
     readings.mean("health/ignored_targets", counted.numel() - counted.sum(), counted.numel())

@@ -17,7 +17,7 @@ PRIOR = 4.0
 
 
 class CountedText:
-    """Losses of a unigram and of a bigram model with the counts of earlier batches of this launch on this rank.
+    """Computes losses of a unigram and of a bigram model with the counts of earlier batches of this launch on this rank.
 
     The unigram model predicts targets from their frequencies, the bigram model from their frequencies after the same input.
     Call `judge` with a batch before `add` with it: a model that has already counted the batch would have too low a loss.
@@ -86,7 +86,7 @@ class CountedText:
             readings.mean("health/unknown_tokens", self._inputs[unknown], self._inputs.sum())
 
     def _flat(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return four tensors (B * T,): 1 if the target counts, else 0; the input; the target; and the slot of this pair."""
+        """Return four tensors (B * T,): 1 if the target counts, else 0; the input; the target; the pair's index in `_pairs`."""
         vocabulary = self._targets.numel()
         a, b = (each.flatten().clamp(0, vocabulary - 1).long() for each in (ids, targets))
         pair = a * vocabulary + b

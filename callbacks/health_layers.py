@@ -33,7 +33,7 @@ def trained_parameters(trainer: Trainer, pl_module: LightningModule) -> tuple[li
 
 
 def find_blocks(module: nn.Module) -> tuple[str, dict[str, nn.Module]]:
-    """Path of the list of blocks, and a dict from number to block. Of all outermost lists, the list with most parameters.
+    """Return the path of the model's list of blocks, and {number: block}: the outermost list with the most parameters.
 
     A list is an `nn.ModuleList`, or an `nn.ModuleDict` whose keys are numbers. Returns ("", {}) if there is no list.
     """
@@ -88,7 +88,7 @@ def share_of_square(tensor: Tensor, ranks: int) -> Tensor:
 
 
 def copies(tensor: Tensor, ranks: int) -> float:
-    """Number of ranks with the same part of a tensor as this rank. `ranks` hold the tensor or parts of it."""
+    """Number of ranks, with this one, that have the same part of a tensor. `ranks`: number of ranks that hold parts of it."""
     if not isinstance(tensor, DTensor):
         return ranks
     sizes = (tensor.device_mesh.size(i) for i, placement in enumerate(tensor.placements) if not placement.is_replicate())

@@ -150,7 +150,7 @@ class Probe:
 
 
 def cuts(count: int, length: int, number: int) -> Tensor:
-    """The first changed position of each of `count` sequences, (R,), from 1 to L - 1.
+    """Return for each of `count` sequences the position from which on the probe changes ids, (R,), from 1 to `length` - 1.
 
     Over sequences and rows (`number`), these positions are spread evenly: they follow the multiples
     of the golden ratio, whose fractions leave no large gap (Weyl 1916).
@@ -259,7 +259,8 @@ def _measure_logits(logits: Tensor, readings: Readings) -> None:
 
 
 def _measure_change(name: str, logits: Tensor, others: Tensor, judged: Tensor, readings: Readings) -> None:
-    """Add the largest change from `logits` to `others` (R, L, V) where `judged` (R, L) is true, over the largest logit."""
+    """Add to `readings` the largest change from `logits` to `others` (R, L, V) at positions where `judged` (R, L) is true,
+    divided by the largest absolute logit."""
     size = _largest(logits).clamp(min=torch.finfo(torch.float32).tiny)
     for row, places, z in _chunks(logits):
         change = (z - others[row, places]).abs().amax(dim=-1)  # (n,)

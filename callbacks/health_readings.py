@@ -30,18 +30,18 @@ class Readings:
         self._roots: set[str] = set()
 
     def mean(self, name: str, total: Number, count: Number) -> None:
-        """Add to the mean `name`: the sum of `total` divided by the sum of `count`, both over all calls and ranks."""
+        """Add `total` and `count` to the mean `name`: (sum of `total`) / (sum of `count`), over all calls and ranks."""
         added = self._plain(total), self._plain(count)
         old = self._totals.get(name)
         self._totals[name] = added if old is None else (old[0] + added[0], old[1] + added[1])
 
     def root_mean(self, name: str, total: Number, count: Number) -> None:
-        """Add to the root mean `name`: the square root of sum of `total` / sum of `count`, both over all calls and ranks."""
+        """Add `total` and `count` to the root mean `name`: √(sum of `total` / sum of `count`), over all calls and ranks."""
         self._roots.add(name)
         self.mean(name, total, count)
 
     def largest(self, name: str, value: Number) -> None:
-        """Add to the maximum `name`: the largest `value` of all calls and ranks."""
+        """Take `value` into the maximum `name`, which is the largest value of all calls and ranks."""
         value, old = self._plain(value), self._largest.get(name)
         self._largest[name] = value if old is None else torch.maximum(old, value)
 

@@ -19,8 +19,8 @@ from .contracts import fact_of_data
 def setup_facts(trainer: Trainer, pl_module: LightningModule, rows: int) -> dict[str, float]:
     """Tag → value of each fact about the set-up; docs/reference/health.md explains the tags. Unknown facts are left out.
 
-    A sharded parameter counts as a whole, but `setup/initial_gain` is computed from this rank's shards. In a pipeline, the
-    facts are about this rank's stage.
+    A sharded parameter counts as a whole, but the facts about values of initial weights (`setup/initial_gain`, `alike_units`,
+    `fresh_matrices`) are computed from this rank's shards. In a pipeline, the facts are about this rank's stage.
 
     Args:
         rows: number of rows of the embedding; 0 if there is none.
@@ -67,7 +67,10 @@ def _has_numbers(weight: Any) -> bool:
 
 
 def _are_fresh(linears: list[nn.Linear], root_mean_squares: Mapping[nn.Linear, float]) -> bool:
-    """Whether the std of the Linears' root mean squares is at most 2 · mean / sqrt(2 n): twice that of n random weights."""
+    """Whether the Linears, each with n weights, look newly drawn: their root mean squares are nearly equal.
+
+    Their standard deviation is then at most 2 · mean / sqrt(2 n), twice what is expected of random weights.
+    """
     count = local_part(linears[0].weight).numel()
     sizes = [root_mean_squares[each] for each in linears]
     if not all(local_part(each.weight).numel() for each in linears) or not all(map(math.isfinite, sizes)):

@@ -123,7 +123,7 @@ class RepeatedText:
             self._spans.add(span_hashes(ids_BT, length).flatten())
 
     def add_to(self, readings: Readings) -> None:
-        """Add to `readings` both shares of the batches since the last call, and reset the counts. Every rank adds both."""
+        """Add to `readings` the shares of repeated sequences and repeated spans since the last call, and reset the counts."""
         self._sequences.add_to(readings)
         self._spans.add_to(readings)
 

@@ -52,7 +52,8 @@ class LogLikelihoods:
         self._start_text = tokenizer.decode(self.start_ids) if self._prefix else ""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. The tokenizer's `prefix_token_ids` come first, unless the text begins with `start_ids` as text."""
+        """The ids of a text. The tokenizer's `prefix_token_ids` come first, unless the text begins with the text of
+        `start_ids` (BOS or EOS) already."""
         said = self._start_text and text.startswith(self._start_text)
         return self._plain(text) if said else [*self._prefix, *self._plain(text)]
 

@@ -200,8 +200,9 @@ class TrainingProgress(_AfterSteps, ProgressBar):
         self._unsaid_steps += 1
 
     def _replace_by_mean(self, metrics: dict[str, float]) -> int:
-        """In `metrics`, replace the loss by its mean since the last call, and the perplexity by e to this mean; remove both if
-        no target counted. Sets `_unsaid` to 0. Returns the number of steps that had counted targets.
+        """In `metrics`, replace the loss by its mean over the steps since the last call, and the perplexity by e to this mean;
+        remove both if no target of these steps counted. Sets the sum `_unsaid` to 0. Returns the number of steps that had
+        counted targets.
         """
         total, count, steps = map(float, self._unsaid)
         self._unsaid, self._unsaid_steps = [0.0, 0.0, 0.0], 0

@@ -139,17 +139,17 @@ def _written(number: float) -> str:
 
 
 def whole(low: int, high: int = LARGEST, *, null: bool = False, also: tuple[int, ...] = ()) -> Domain:
-    """The domain of whole numbers from `low` to `high` (included), of the numbers `also`, and if `null` of None."""
+    """Return the domain of whole numbers from `low` to `high` (included). It also has the numbers `also`; with `null`, None."""
     return Domain(low, high, whole=True, null=null, also=also)
 
 
 def at_least(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
-    """The domain of numbers from `low` to `high`, both included, and if `null` of None."""
+    """Return the domain of numbers from `low` to `high`, both included; with `null`, it also has None."""
     return Domain(low, high, null=null)
 
 
 def above(low: float, high: float = LARGEST, *, null: bool = False) -> Domain:
-    """The domain of numbers from `low` (excluded) to `high` (included), and if `null` of None."""
+    """Return the domain of numbers from `low` (excluded) to `high` (included); with `null`, it also has None."""
     return Domain(low, high, above_low=True, null=null)
 
 

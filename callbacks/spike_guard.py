@@ -241,7 +241,7 @@ class SpikeGuard(_PutsBack):
 
 
 def _is_fused(optimizer: Optimizer) -> bool:
-    """Whether all parameter groups are fused. Other optimizers copy tensors for `found_inf`, which costs time on a CPU."""
+    """Whether all parameter groups have `fused=True`. Other optimizers copy tensors for `found_inf`: slow on a CPU."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 

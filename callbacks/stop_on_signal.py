@@ -174,7 +174,8 @@ class StopOnSignal(_PutsBack, _AfterSteps):
             self._validation_is_due = False
 
     def _any_signal(self) -> int:
-        """The largest signal number that a rank has received, or 0. On accelerators: up to the last call. A collective."""
+        """The largest signal number that any rank has received, or 0. On accelerators, the largest at the previous call, whose
+        all-reduce has ended, so that no rank waits. A collective."""
         if self._group is None:
             return self._received
         previous, mine = self._pending, torch.tensor(self._received)

@@ -69,7 +69,6 @@ class Throughput(_PutsBack):
         on_train_start: wraps `trainer.profiler`, to which the Trainer reports fetching and saving.
         on_train_batch_start: counts the batch's tokens from its shape, without a device synchronisation.
         on_before_optimizer_step: writes the row, so that on_train_batch_end hooks can read it.
-        on_save_checkpoint: warns once if the time of saving cannot be excluded.
         teardown, on_exception: unwrap the profiler.
         State: tokens consumed.
     Assumes batches of equal size on all ranks.

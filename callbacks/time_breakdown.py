@@ -119,7 +119,7 @@ class TimeBreakdown(_PutsBack):
             self._fold()
 
     def _fold(self) -> None:
-        """Add the intervals between marks that the device has passed to the seconds of their parts, and drop passed marks."""
+        """For marks that the device has passed: add the seconds between two marks to the part that ran then; drop the marks."""
         while len(self._marks) > 1 and self._clock.passed(self._marks[1][0]):
             begin, _ = self._marks.popleft()
             end, part = self._marks[0]

@@ -74,7 +74,9 @@ class TrainedModel(nn.Module):
     """
 
     def __init__(self, run: str | Path, ckpt_path: str = "last", *, device: str = "auto", ema: bool = False) -> None:
-        """Args:
+        """Load the trained model and the tokenizer of a run.
+
+        Args:
             run: the run folder.
             ckpt_path: last, best, or the path of a checkpoint.
             device: cpu, cuda, …; auto: a GPU if the machine has one.

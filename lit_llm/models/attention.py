@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Record of the keys that each position attends to: its own and earlier positions' keys in its window and its document."""
+    """Record that says which keys a position attends to: those of itself and earlier positions in its window and document."""
 
     window: int | None = None
     """A position sees itself and the window - 1 positions before it. None: all earlier positions."""

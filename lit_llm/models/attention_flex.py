@@ -47,7 +47,10 @@ def make_block_mask(window: int | None, documents: Tensor | None, queries: int, 
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, m, n) bool → number of chosen blocks per row, (B, 1, m), and indices of all blocks, chosen first, (B, 1, m, n)."""
+    """Count and list the key blocks that each query block needs, from `chosen` (B, m query blocks, n key blocks), bool.
+
+    Return the number of chosen key blocks (B, 1, m), and the indices of all n, the chosen ones first (B, 1, m, n).
+    """
     order = chosen.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
 

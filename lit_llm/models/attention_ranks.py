@@ -22,7 +22,7 @@ from lit_llm.models.sequence_shard import SequenceShard
 
 
 def gather_sequence(x: Tensor, shard: SequenceShard) -> Tensor:
-    """Gather all positions in the order of the sequence: (B, K, t, h) → (B, K, T, h).
+    """Gather the positions of all ranks, t of each, in the order of the sequence of T positions: (B, K, t, h) → (B, K, T, h).
 
     The backward pass is a reduce-scatter: an exchange in the tensor's dtype, with sums in fp32.
     """
@@ -51,7 +51,8 @@ class _GatherSequence(torch.autograd.Function):
 
 
 def attend_by_heads(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, shard: SequenceShard) -> Tensor:
-    """Attention of H / n heads over all positions: (B, H, t, h), (B, K, t, h) twice → (B, H, t, h).
+    """Attention in which each of n ranks computes H / n heads over all T positions. Takes and returns this rank's t = T / n
+    positions of all heads: queries (B, H, t, h), keys and values (B, K, t, h) → (B, H, t, h).
 
     Args:
         attend: the function that computes this rank's heads, (B, H / n, T, h), (B, K / n, T, h) twice → (B, H / n, T, h).

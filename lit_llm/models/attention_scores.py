@@ -100,7 +100,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield (slice of query heads, slice of their key/value heads), so short that they have at most about `ELEMENTS` scores."""
+    """Cut the heads into parts with at most about `ELEMENTS` scores: yield (slice of query heads, of their key/value heads)."""
     group = q.size(1) // k.size(1)
     step = max(1, ELEMENTS // max(1, q.size(0) * group * q.size(2) * k.size(2)))  # a batch may be empty
     for first in range(0, k.size(1), step):

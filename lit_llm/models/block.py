@@ -99,7 +99,7 @@ class AheadInput(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.n_embd, 2 * config.n_embd))
 
     def forward(self, x: Tensor, later: Tensor) -> Tensor:
-        """Combine h, which is x, and e, which is `later`: (B, T, d) twice → (B, T, d)."""
+        """Combine the previous block's output x and the embeddings `later` of later tokens: (B, T, d) twice → (B, T, d)."""
         return F.linear(torch.cat((self.hidden_norm(x), self.embedding_norm(later)), dim=-1), differentiable_part(self.weight))
 
 

@@ -25,7 +25,8 @@ class Positions:
         self.capacity, self.length = capacity + self.before, self.before
 
     def append(self, new: Tensor) -> Tensor:
-        """Store T new positions (B, K, T, h); return all positions so far, (B, K, n + S, h), as a view."""
+        """Store T new positions (B, K, T, h). Return the n positions of `before` and all S stored ones, as a view
+        (B, K, n + S, h)."""
         start, self.length = self.length, self.length + new.size(2)
         if self.held is None or self.held.size(2) < self.length:
             larger = new.new_empty(*new.shape[:2], max(self.capacity, self.length + start), new.size(3))

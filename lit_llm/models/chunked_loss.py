@@ -77,7 +77,8 @@ def _check_range(targets: Tensor, vocab_size: int) -> None:
 
 
 class RowLoss(Protocol):
-    """Protocol: computes each row's loss, and this loss's gradient with respect to the row of h Wᵀ, also of ignored rows."""
+    """Protocol of a loss of rows (tokens): computes each row's loss and its gradient with respect to the row of logits h Wᵀ,
+    also for rows whose target is ignored."""
 
     def scratch(self, product: Tensor, rows: int) -> Tensor:
         """Allocate n temporary buffers (n, rows, …) for calls with up to `rows` rows of a `product` (C, V)."""
@@ -233,7 +234,10 @@ def _forward(
 
 @dataclass(frozen=True)
 class CrossEntropyRows:
-    """The `RowLoss` of cross-entropy (see `lit_llm.models.loss.cross_entropy`). `columns`: the result of `real_columns`."""
+    """The `RowLoss` of cross-entropy: computes loss and gradient of some rows (tokens) from their logits.
+
+    See `lit_llm.models.loss.cross_entropy`. `columns`: the result of `real_columns`.
+    """
 
     columns: int
     softcap: float | None = None
@@ -291,7 +295,8 @@ def _sharded_softmax(
     p: Tensor,  # (R, V) overwritten by this rank's columns of the softmax over all ranks' columns
     shards: VocabularyShards,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each row's logit of the target, log-probability of the target, and logsumexp: (R, 1) each, equal on all ranks."""
+    """Write this rank's columns of the softmax over the whole vocabulary into p. Return each row's logit of the target,
+    log-probability of the target, and logsumexp: (R, 1) each, equal on all ranks."""
     # In a shard of padding only, the largest logit is -inf, and -inf − -inf is NaN. The clamp avoids that.
     top = z.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)  # (R, 1)
     torch.sub(z, top, out=p).exp_()

@@ -17,7 +17,7 @@ RopeScaling: TypeAlias = dict[str, bool | float | str | list[float]]
 
 
 class LayerSettings(NamedTuple):
-    """Record of one block's settings, of those that `GPTConfig.layers` can set per block. `GPTConfig` explains the fields."""
+    """Record of the settings of one block that `GPTConfig.layers` can set block by block. `GPTConfig` explains the fields."""
 
     window: int | None
     rope: bool
@@ -187,7 +187,7 @@ class GPTConfig:
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP has a third matrix, the gate."""
+        """Whether the MLP has a third matrix, the gate, as with mlp swiglu, geglu or clamped_swiglu."""
         return self.mlp in ("swiglu", "geglu", "clamped_swiglu")
 
     @property
@@ -228,20 +228,22 @@ class GPTConfig:
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:
-        """(n_embd / base_width, n_layer / base_depth); a ratio without a base is 1. None: neither base is set."""
+        """(n_embd / base_width, n_layer / base_depth); a ratio whose base is None is 1. None: both bases are None."""
         if self.base_width is None and self.base_depth is None:
             return None
         return self.n_embd / (self.base_width or self.n_embd), self.n_layer / (self.base_depth or self.n_layer)
 
     @property
     def hidden_std(self) -> float:
-        """Initial std of a block's matrices but output projections: init_std, or init_std / √(n_embd / base_width) if given."""
+        """Initial standard deviation of a block's matrices except output projections: init_std, or with `base_width`
+        init_std / √(n_embd / base_width)."""
         width, _ = self.size_ratios or (1.0, 1.0)
         return self.init_std / math.sqrt(width)
 
     @property
     def residual_std(self) -> float:
-        """Initial standard deviation of the output projections of attention and MLP, 0 or not (see `zero_init_projections`)."""
+        """Initial standard deviation of the output projections of attention and MLP: 0 if they start at zero
+        (`zero_init_projections`), else hidden_std / √(2 n_layer), with `base_depth` hidden_std √(base_depth / 2) / n_layer."""
         zero = self.zero_init_projections
         if zero is None:
             zero = not self.tie_embeddings and self.norm_position == "pre"
@@ -271,7 +273,7 @@ class GPTConfig:
         return [str(mistake) for mistake in self.mistakes()]
 
     def mistakes(self) -> list[Mistake]:
-        """Every reason why this model cannot be built."""
+        """Every reason why this model cannot be built, as `Mistake` records: a sentence, and the flags that mend it."""
         ranges = _range_mistakes(self, "model")
         groups = {"model.moe": self.moe, "model.latent": self.latent}
         of_groups = [each for key, group in groups.items() if group for each in _range_mistakes(group, key).values()]

@@ -40,7 +40,10 @@ class TeacherLogits(NamedTuple):
 
 
 class DistillationRows:
-    """The `RowLoss` of distillation. `columns` is the result of `real_columns`. Call `means` after the loss is computed."""
+    """The `RowLoss` of distillation: computes loss and gradient of some rows (tokens) from their logits and a teacher.
+
+    `columns` is the result of `real_columns`. Call `means` after the loss is computed.
+    """
 
     def __init__(
         self, teacher: TeacherLogits, vocab_size: int, columns: int, softcap: float | None, shards: VocabularyShards | None

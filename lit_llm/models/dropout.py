@@ -104,7 +104,8 @@ def drop(x: Tensor, rate: float, drops: Drops | None, site: int, *, stream: bool
     Args:
         drops: the `Drops` of one block. None: nothing is dropped.
         site: index of the place in `SITES`.
-        stream: whether x has the positions of `Drops.stream`; False: x has the positions of `Drops.rows`.
+        stream: whether x is in the residual stream, which has the positions of `Drops.stream`: under tensor parallelism only a
+            part of this rank's positions. False: x has all of this rank's positions, those of `Drops.rows`.
         first: number of the first channel of x, which is above 0 if another rank has earlier channels.
     """
     if drops is None or rate == 0:

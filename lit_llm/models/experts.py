@@ -107,7 +107,7 @@ class Experts(nn.Module):
         return out, None if counted is None else self.router.sums(routing, counted)
 
     def _compute(self, x: Tensor, ends: Tensor) -> Tensor:
-        """Apply each expert to its rows; `ends` as in `StackedLinear.forward`: (M, d) → (M, d)."""
+        """Apply each expert to its rows, which end before the row number in `ends` (E,): (M, d) → (M, d)."""
         up = self.up(x, ends)  # (M, f)
         hidden = self.activate(up) if self.gate is None else self.activate(self.gate(x, ends)) * self.activate.gated(up)
         return self.project(hidden, ends)

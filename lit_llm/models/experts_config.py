@@ -64,7 +64,7 @@ class MoEConfig:
 
     @property
     def effective_groups(self) -> tuple[int, int]:
-        """(groups, top_groups); (1, 1) if a token's experts may be from all groups."""
+        """(number of groups of experts, number of groups from which a token's experts are chosen); (1, 1) if from all."""
         return (1, 1) if self.top_groups in (None, self.groups) else (self.groups, self.top_groups)
 
     def is_in(self, block: int) -> bool:

@@ -94,7 +94,7 @@ class Texts:
         self._tables: list[int] = []
 
     def logits(self, texts: list[list[int]], *, room: int = 0) -> Tensor:
-        """Return the logits (B, V) of the next id of each of B texts of at most block_size ids. The cache then has these texts.
+        """Return the logits (B, V) of the next id of each of B texts of at most block_size ids. The cache keeps these texts.
 
         Args:
             room: number of further positions for which the cache allocates memory.

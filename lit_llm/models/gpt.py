@@ -172,7 +172,7 @@ class GPT(nn.Module):
 
     @property
     def size_ratios(self) -> tuple[float, float] | None:
-        """(n_embd / base_width, n_layer / base_depth), by which `lit_llm.optim.optimizer_of` scales learning rates, or None."""
+        """(n_embd / base_width, n_layer / base_depth), by which `optim.optimizer_of` scales learning rates. None: no bases."""
         return self.config.size_ratios
 
     @property
@@ -239,7 +239,7 @@ class GPT(nn.Module):
         *,
         shard: SequenceShard | None = None,
     ) -> View:
-        """Make the `View` of a batch. Arguments as in `forward`.
+        """Make the `View` of a batch: the ids, positions, rotary angles and masks for the blocks. Arguments as in `forward`.
 
         Args:
             shard: how ranks share the sequence; the view has only this rank's positions. None: the view has all positions.
@@ -277,7 +277,8 @@ class GPT(nn.Module):
         return View(input_ids, whole_ids, documents, positions, rotations, sees, drops, shard)
 
     def counting(self, view: View, targets: Tensor) -> View:
-        """Return a copy of `view` with `counted` set, for the positions that this rank's blocks compute; `view` if no experts.
+        """Return a copy of `view` whose `counted` marks the positions with a counted target, of those that this rank's blocks
+        compute. Without experts, return `view`.
 
         Args:
             targets: (B, T), the next token ids of the whole sequence; -100 does not count.

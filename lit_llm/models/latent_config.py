@@ -36,8 +36,8 @@ class LatentConfig:
         return self.nope_head_dim + self.rope_head_dim
 
     def widths(self, n_head: int) -> tuple[int, ...]:
-        """Return the widths of the inputs of projections that do not read the residual stream: query latent (1 if there is
-        none), latent of keys and values, and outputs of all heads."""
+        """Return the widths of three vectors that projections read (other projections read the residual stream): the latent of
+        queries (1 if there is none), the latent of keys and values, and the outputs of all `n_head` heads."""
         return self.query_rank or 1, self.kv_rank, n_head * self.value_head_dim
 
     def matrices(self, n_embd: int, n_head: int) -> int:

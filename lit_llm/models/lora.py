@@ -166,7 +166,8 @@ def _linear_layers(model: GPT) -> dict[str, Layer]:
 
 
 def layer_name(name: str, layer: Layer) -> str:
-    """Return a layer's name in `LoRAConfig.targets`: attention.query for blocks.0.attention.query; routed: mlp.experts.up."""
+    """Return a layer's name as `LoRAConfig.targets` has it: attention.query for blocks.0.attention.query. The name of a layer
+    of routed experts gets "experts": mlp.experts.up for blocks.0.mlp.up."""
     *_, inside = name.split(".", 2)
     return inside.replace("mlp.", "mlp.experts.") if isinstance(layer, StackedLinear) else inside
 

@@ -105,6 +105,8 @@ class LossSums(NamedTuple):
 def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> LossSums:
     """Add the losses of N further tokens (multi-token prediction) to the loss of next tokens: weight / N · the sum of `ahead`.
 
+    In the returned sums, `means` has the NLL and the number of the further tokens.
+
     The caller divides by the number of next tokens, `count`. As in DeepSeek-V3 (arXiv 2412.19437, equations 24 and 25), this
     number also divides the losses of further tokens, although a sequence has fewer further targets than next tokens.
     """
@@ -115,7 +117,8 @@ def with_ahead(sums: LossSums, ahead: Sequence[LossSums], weight: float) -> Loss
 
 
 def with_routers(sums: LossSums, routers: Sequence[RouterSums]) -> LossSums:
-    """Return `sums` with the routers' losses, sums over the same targets, added to `loss`, and with the stacked `router`."""
+    """Return `sums` with the losses of the blocks' routers (sums over the same targets) added to `loss`. The routers' sums,
+    stacked over the blocks, become the field `router`."""
     of_all = RouterSums(*map(torch.stack, zip(*routers, strict=True)))
     loss = sums.loss + of_all.loss.sum().to(sums.loss.dtype)
     return sums._replace(loss=loss, router=of_all._replace(loss=of_all.loss.detach()))

@@ -46,7 +46,7 @@ class MLP(nn.Module):
 
 
 class Activation:
-    """The elementwise nonlinearity of an MLP, or of the MLP's gate, of the kind `config.mlp`."""
+    """Callable that applies the elementwise nonlinearity which `config.mlp` names, to an MLP's hidden units or to its gate."""
 
     def __init__(self, config: GPTConfig) -> None:
         self.kind, self.gelu_approximate = config.mlp, config.resolved_gelu_approximate

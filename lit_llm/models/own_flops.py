@@ -67,8 +67,11 @@ def _of_written(class_path: str, init_args: str, vocab_size: int, length: int) -
 
 
 def _at_length(module: CustomModel, length: int) -> np.ndarray:
-    """Return the FLOPs per token of `_counted` at `length`. If the module seems to loop over positions, which would take long,
-    fit a + b·T + c/T to the FLOPs at lengths T = u, 2u and 3u, and test the fit at 4u (ValueError)."""
+    """Return (FLOPs of matrix products, FLOPs of attention) per token in sequences of `length` tokens, as `_counted` does.
+
+    If the module seems to loop over positions, counting would take long. Then fit a + b·T + c/T to the FLOPs at short lengths
+    T = u, 2u and 3u, test the fit at 4u (ValueError if it is wrong), and return its values at `length`.
+    """
     unit = max(1, min(4, length // 16))
     few, more = _operations(module, unit), _operations(module, 2 * unit)
     if few is None or more is None or length // unit * (more - few) <= _MOST_OPERATIONS:
@@ -105,7 +108,7 @@ def _operations(module: CustomModel, length: int) -> int | None:
 
 
 class _Operations(DispatchMode):
-    """Context manager that counts the torch operations in it, in `count`."""
+    """Context manager. Its attribute `count` is the number of torch operations that ran inside it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -183,7 +183,7 @@ def _yarn(
     half = frequency.numel()
 
     def index(turns: float) -> float:
-        """Return the fractional index, among the frequencies, of one that makes `turns` turns in the original context."""
+        """Return the index, a fraction, at which the frequency would make `turns` turns in the original context."""
         return half * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = index(beta_fast), index(beta_slow)

@@ -18,7 +18,8 @@ from lit_llm.models.small_layers import KeepsPrecision
 
 
 class RouterSums(NamedTuple):
-    """Record of a router's sums over a micro-batch's tokens whose targets count; stacked for L blocks with experts, (L, …)."""
+    """Record of a router's sums over those tokens of a micro-batch whose targets count. The sums of L routers are stacked:
+    each tensor is then (L, …)."""
 
     loss: Tensor
     """0-d, differentiable: weighted sum of the balancing losses and the z-loss. fp32 (float64 for float64 inputs)."""
@@ -35,7 +36,7 @@ class RouterSums(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Record of a router's result for N tokens."""
+    """Record of a router's result for N tokens: chosen experts and their weights; logits and probabilities of all experts."""
 
     experts: Tensor
     """(N, k) int64, numbers of each token's experts, ascending, so that sums over experts do not depend on score order."""
@@ -79,7 +80,7 @@ class Router(KeepsPrecision):
 
     @torch.no_grad()
     def reset_buffers(self) -> None:
-        """Set `choice_bias` to zero and all `shares` equal."""
+        """Set every expert's `choice_bias` to 0, and its share of the tokens, in `shares`, to 1 / E."""
         self.choice_bias.zero_()
         self.shares.fill_(1 / self.config.experts)
 
@@ -168,7 +169,7 @@ def end_step(routers: list[Router], sums: Tensor) -> tuple[Tensor, dict[str, Ten
 
 
 def initial_buffers(experts: int) -> dict[str, Tensor]:
-    """Return {name: buffer} with the initial buffers of a router of `experts` experts."""
+    """Return {name: tensor}, the buffers `choice_bias` and `shares` of a new router of `experts` experts."""
     router = Router(MoEConfig(experts=experts, top_k=1), width=1)
     router.reset_buffers()
     return dict(router.named_buffers())

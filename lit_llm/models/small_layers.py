@@ -13,7 +13,7 @@ from lit_llm.models.config import GPTConfig
 
 
 class KeepsPrecision(nn.Module):
-    """Base class of modules of which `model.to(torch.bfloat16)` converts weight and bias only: others stay fp32 at least."""
+    """Base class of modules in which `model.to(torch.bfloat16)` converts only weight and bias: the rest stays fp32 at least."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         parameters = [p for name, p in self.named_parameters(recurse=False) if name in ("weight", "bias")]

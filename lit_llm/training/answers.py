@@ -33,7 +33,8 @@ from lit_llm.training.accumulation import Accumulation
 
 
 class Answers(L.LightningModule):
-    """Base class of LanguageModel: methods that callbacks call. They read the attributes below, which LanguageModel sets."""
+    """Base class of LanguageModel: what callbacks read or call. It uses the attributes `config`, `loss_config`, `model` and
+    `window` (the loss sums of the current step), which LanguageModel sets."""
 
     config: GPTConfig
     loss_config: LossConfig
@@ -111,7 +112,7 @@ class Answers(L.LightningModule):
 
     @property
     def prompt_start(self) -> list[int]:
-        """The ids to put before a prompt: the end-of-document id, if in training it precedes documents, which are masked.
+        """The ids to put before a prompt: the end-of-document id, if it precedes documents in training, with document masks.
 
         Otherwise empty: the function `prompt_ids` then puts BOS before the prompt, if the tokenizer has one.
         """

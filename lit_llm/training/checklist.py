@@ -121,7 +121,8 @@ class CheckedRun:
         self.precision = trainer.precision_plugin.forward_context
 
     def run_lines(self) -> list[str]:
-        """Lines about the length of the run with the recipe's batch. Call this after `checklist`, which opens the data."""
+        """Return lines of text about the length of the run with the recipe's own batch, not the cut one. Empty without
+        max_steps, and for a user's data module. Call this after `checklist`, which opens the data."""
         data = self.datamodule
         if not isinstance(data, TokenDataModule) or self.trainer.max_steps == -1:
             return []
@@ -393,7 +394,7 @@ def loader(run: CheckedRun) -> list[Line]:
 
 
 def _blocks_per_epoch(dataset: Any) -> dict[int, int]:
-    """Index of a source → number of its sequences in an epoch. Without a mixture, {0: number}; {} for a user's data module."""
+    """Return {index of a source: number of its sequences in an epoch}; {0: number} without a mixture, {} for other datasets."""
     if isinstance(dataset, MixtureBlocks):
         return {source: len(blocks) for source, blocks in dataset.blocks.items()}
     return {0: len(dataset)} if isinstance(dataset, Blocks) else {}

@@ -22,7 +22,8 @@ class Compressors:
         self._rows: dict[str, dict[str, float]] = {}  # split → values by name
 
     def row(self, trainer: Trainer, data: Any, split: str) -> dict[str, float]:
-        """Metric → bits per byte, for the split "val" or "test"; empty if not measurable. Rank 0 prints text. A collective."""
+        """Return {metric: bits per byte} for the split "val" or "test", empty if not measurable. Measured in the first call for
+        a split, in which rank 0 prints a sentence about it. A collective."""
         if split not in self._rows:
             row: dict[str, float] = {}
             if trainer.is_global_zero:

@@ -18,7 +18,8 @@ from lit_llm.training.accumulation import LossMeans, wide
 
 
 class Evaluation(Metric):
-    """Metric that sums losses in one pass over held-out data. Make one for each pass: bf16-true rounds the sums of a kept one.
+    """Metric that sums losses in one pass over held-out data. Make a new one for each pass: the precision bf16-true would round
+    the sums of a metric that the module keeps.
 
     `compute` adds the sums of all ranks. It returns metric → value, such as "val/loss", which is NaN if no target is counted.
     Bits per byte are nats / (ln 2 · UTF-8 bytes of the text): comparable across tokenizers, and 8 times a compression ratio.

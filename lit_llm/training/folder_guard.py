@@ -34,7 +34,7 @@ class FolderGuard(Callback):
         State: none.
 
     Args:
-        start: has the lock, which `held` acquires.
+        start: the start of the run. Its attribute `lock` is the lock of the folder, which `held` acquires.
         replace: whether an existing run folder is renamed, so that the run begins in a new folder.
     """
 

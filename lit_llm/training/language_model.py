@@ -167,7 +167,7 @@ class LanguageModel(Answers):
     # -- training step ----------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Start new loss sums for training. At this point the checkpoint is loaded and the data are open, as the sums need."""
+        """Prepare the reference of preference losses, and start new loss sums. Checkpoint and data are loaded by then."""
         self.reference.prepare(self)  # after the checkpoint is loaded, which identifies the reference's weights
         loss_ranks = self.trainer.world_size if self.mesh is None else self.mesh.loss_ranks
         self.window = Accumulation(  # a data module may learn in `train_dataloader` whether every target counts
@@ -181,7 +181,10 @@ class LanguageModel(Answers):
         return LossMeans(getattr(self.data, "source_names", ()), self.objective.means(self.config))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Add the batch's loss sums to the step's; return its mean loss (`mean_of`). A pipeline keeps the batch; returns 0."""
+        """Add the batch's loss sums to the sums of the optimizer step, and return the batch's mean loss (`mean_of`).
+
+        In a pipeline, store the batch for `backward`, which computes the losses of a whole step, and return 0.
+        """
         if self._first_batch:
             check_batch(batch, self.data)
         batch = self.reference.added_to(batch, self)
@@ -192,7 +195,8 @@ class LanguageModel(Answers):
         return mean_of(sums)
 
     def sums_of(self, batch: dict[str, Tensor], objective: Objective | None = None) -> LossSums:
-        """Run the model; return a batch's loss sums for an objective (None: the module's), which may need "reference" in it."""
+        """Run the model on a batch, and return the batch's loss sums for an objective (None: the module's). An objective with a
+        reference needs batch["reference"]."""
         assert self.model is not None
         loss = self.loss_function(batch, objective)
         documents = {"documents": batch["documents"]} if "documents" in batch else {}  # a custom model takes none

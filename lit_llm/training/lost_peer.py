@@ -52,7 +52,7 @@ def launched_rank_ended(rank: int, code: int) -> None:
 
 
 def record_collectives(folder: Path) -> None:
-    """Make NCCL's process groups write their latest collectives to `folder` when a collective times out. It must exist then.
+    """Make NCCL's process groups write their latest collectives to `folder` (which must exist) when a collective times out.
 
     Call this before the processes connect. It sets environment variables that the user has not set. torch then prints which
     rank, group and collective timed out; `python -m torch.distributed.flight_recorder.fr_trace` reads `folder/nccl-rank-N`.

@@ -93,10 +93,11 @@ def tell_failure(error: Exception) -> None:
 
 
 def _open(hosts: bool, timeout: timedelta) -> dist.Store:
-    """Connect to the store at MASTER_ADDR:MASTER_PORT. Keys get a new prefix, because a process may train several times.
+    """Connect to the TCPStore at MASTER_ADDR:MASTER_PORT and return it. Each call prefixes its keys differently, because a
+    process may train several times.
 
     Args:
-        hosts: whether this rank hosts the store, unless torchrun's agent hosts it.
+        hosts: whether this rank is the store's server. Ignored if torchrun's agent is the server.
         timeout: how long to try to connect.
     """
     hosts = hosts and not has_agent_store()

@@ -16,14 +16,14 @@ from lit_llm.core.errors import UserError
 
 
 class RequireMonitor(Callback):
-    """Raises a UserError if the metric that its callback, a strict EarlyStopping or a StepCheckpoint, monitors is not logged.
+    """Raises a UserError if `watching`, a strict EarlyStopping or a StepCheckpoint, monitors a metric that is not logged.
 
-    Place this callback before that one. A StepCheckpoint's score of tasks may be missing, as tasks may be scored later.
+    Place this callback before `watching`. A StepCheckpoint's score of tasks may be missing, as tasks may be scored later.
 
     Contract:
         on_train_start: restores the metric's value from the checkpoint. Gives an EarlyStopping its configured patience
             instead of the checkpoint's, and clears its earlier reason for stopping.
-        on_validation_end, on_train_epoch_end: checks in the hook in which the callback reads the metric: for EarlyStopping,
+        on_validation_end, on_train_epoch_end: checks in the hook in which `watching` reads the metric: for EarlyStopping,
             after validation with a ValidateEvery, else at the end of an epoch.
         State: name, last value and step of the metric.
     """

@@ -71,7 +71,7 @@ class Objective(ABC):
         return ()
 
     def problems(self, parts: Mapping[str, Any]) -> list[str]:
-        """Why the recipe cannot use the objective, one sentence each. `parts`: name of a group, as "model" → its object."""
+        """Why the recipe cannot use the objective, one sentence each. `parts`: a recipe's objects by group, as "model"."""
         return []
 
 

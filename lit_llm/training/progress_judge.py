@@ -77,7 +77,7 @@ class Judge:
     def verdict(self) -> tuple[int, str] | None:
         """(the rank that is behind, a sentence about it) if no rank has made progress for `timeout` seconds; else None.
 
-        Also None while the rank that is behind is in one of the hooks `LONG` and not silent.
+        Also None while the rank that is behind still publishes reports, and is in one of the hooks `LONG`, which may take long.
         """
         if self._moved is None or self.now() - self._moved < self.timeout:
             return None

@@ -111,7 +111,7 @@ class ProgressWatch(Callback):
         self._pass(trainer, "checkpoint")
 
     def place(self) -> Place:
-        """Return a new report of this process: where it is in training now. Counts its calls: only one thread may call it."""
+        """Return a new report of this process: where it is in training now. Numbers reports: only one thread may call it."""
         self._beats += 1
         progress = self._hooks, collectives_begun()
         self._still = self._still + 1 if progress == self._progress else 0
@@ -200,7 +200,8 @@ class ProgressWatch(Callback):
     # -- a rank that has died ---------------------------------------------------------------------------------------------
 
     def lost(self) -> str:
-        """Name of the process that has ended, such as "rank 3", or `UNKNOWN`. Call this after gloo's error. Takes seconds."""
+        """Name of the process that has ended, such as "rank 3", or `UNKNOWN`. Call this after gloo's error for a lost process.
+        Waits a few seconds, to see which rank publishes no new report."""
         store = self._store
         if store is None:
             return UNKNOWN

@@ -46,7 +46,8 @@ class Sweep:
 
 
 def smooth(losses: Sequence[float], weight: float = SMOOTHING) -> list[float]:
-    """For each loss the average Σ w^i · loss_(t-i) / Σ w^i over it and all earlier losses. Ends before a NaN or infinity."""
+    """Return for each loss the average Σ w^i · loss_(t-i) / Σ w^i of this and all earlier losses, w = `weight`. Ends before a
+    NaN or infinity."""
     averages: list[float] = []
     total = count = 0.0
     for loss in losses:

@@ -104,7 +104,8 @@ class Reference:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _compute(self, module: Any) -> np.ndarray:
-        """Compute the log-probabilities of all n pairs. Returns records (n,) as `_read`. A collective: ranks share the work."""
+        """Compute the log-probabilities of both documents of all n pairs. Returns records (n,), each the position of a pair and
+        its two log-probabilities. A collective: ranks share the work."""
         strategy = module.trainer.strategy
         device, positions = strategy.root_device, module.data.corpus.pair_positions()
         if strategy.is_global_zero:

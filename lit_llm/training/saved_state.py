@@ -78,7 +78,8 @@ def keep_configured_options(optimizer: Optimizer, saved: dict[str, Any], *, rate
     `RunStart.setting_changes` says which options differ.
 
     Args:
-        rates: whether learning rates are the configured ones, too. If not, a schedule reads the checkpoint's, and sets its own.
+        rates: whether learning rates are the configured ones, too. If not, they are the checkpoint's: a schedule reads these
+            and then sets its own.
 
     Raises:
         UserError: the state does not fit the optimizer's parameters.
