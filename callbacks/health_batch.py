@@ -10,7 +10,7 @@ from .health_readings import Readings
 
 
 def ids_of(batch: object) -> Tensor | None:
-    """The input ids (B, T) of a batch that is a dict with `input_ids`; None for any other batch."""
+    """The input ids (B, T) of a batch that is a dict whose `input_ids` are a 2-D integer tensor; None for any other batch."""
     ids = batch.get("input_ids") if isinstance(batch, dict) else None
     return ids if isinstance(ids, Tensor) and ids.dim() == 2 and ids.numel() and not ids.is_floating_point() else None
 

@@ -32,8 +32,8 @@ TRAINING = ("moe.balance", "moe.sequence_balance", "moe.z_loss", "dropout", "mas
 
 
 def model_settings(model: GPTConfig, architecture: Architecture | None) -> dict[str, Any]:
-    """The model settings that a checkpoint stores, by name. For a custom model: only the settings named in `SETTINGS`, and
-    under "architecture" its class and arguments."""
+    """The model settings that a checkpoint stores, by name: all of a GPT. For a custom model: only those named in `SETTINGS`,
+    and under "architecture" its class and arguments."""
     if architecture is None:
         return asdict(model)
     return {name: getattr(model, name) for name in SETTINGS} | {"architecture": asdict(architecture)}

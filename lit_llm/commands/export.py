@@ -215,7 +215,8 @@ def export_checkpoint(source: Source, out: Path, *, weights: bool, replace: bool
     """Write the checkpoint, which must fit in memory, as one file `out`, for torch.load, `--resume` and `--ckpt_path`.
 
     Args:
-        weights: whether to leave out the optimizer state.
+        weights: whether to leave out the states of the optimizer and of schedulers.
+        replace: whether to replace an existing file `out`.
 
     Returns:
         (description of the written file, notes for the user, one sentence each).

@@ -79,8 +79,8 @@ class FoundBatch:
     """Record of the result of `find_batch`. Batches are in sequences.
 
     Attributes:
-        noise: the mean of the noises of all seeds.
-        by_seed: the noise of each seed.
+        noise: the two estimates of `Noise`, each averaged over the seeds.
+        by_seed: the estimates of each seed.
         batch: the advised global batch.
         micro_batch: the recipe's micro-batch, or a smaller one if the batch is smaller.
         steps: optimizer steps of each seed: the first half trains, the second measures.

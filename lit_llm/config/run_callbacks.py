@@ -44,7 +44,7 @@ def run_callbacks(
 
 
 def _of_launches(spec: RunSpec, kept: list[Callback]) -> Iterator[Callback]:
-    """Yield the callbacks `kept`, and callbacks that detect hangs, check monitored metrics and guard the run folder."""
+    """Yield the callbacks `kept` in their order, and before, between and after them those that every launch of `fit` has."""
     yield ProgressWatch(spec.config.hang_timeout, spec.log_dir or spec.run_dir)
     yield StayEnded(spec.start.end is not None)
     for callback in kept:

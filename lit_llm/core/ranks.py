@@ -35,7 +35,7 @@ def is_slurm() -> bool:
 
 
 def launched_ranks() -> int | None:
-    """Number of processes that torchrun or srun has started for the run. None: Lightning will start the processes."""
+    """Number of processes of a run that torchrun, srun or Lightning has started. None: Lightning will start them."""
     ranks = os.environ.get("WORLD_SIZE") or (os.environ["SLURM_NTASKS"] if is_slurm() else None)
     return None if ranks is None else int(ranks)
 

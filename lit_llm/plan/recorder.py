@@ -361,8 +361,8 @@ def _work_inside(body: Callable[..., Any], args: list[Any]) -> int:
 
 
 def _like(meta: Tensor) -> Tensor:
-    """Return a tensor of the shape of `meta` without data. Document numbers (2-D integers) become zeros: one document, the case
-    that takes the most memory."""
+    """Return a tensor of the shape of `meta`: a `Sized` one without values, but for 2-D integers zeros. As document numbers,
+    zeros mean one document, the case that takes the most memory."""
     if meta.ndim == 2 and not meta.is_floating_point():
         return torch.zeros(meta.shape, dtype=meta.dtype)
     return Sized(torch.empty_like(meta))

@@ -46,7 +46,7 @@ class SavedRun:
 
     @property
     def reason_of_end(self) -> str | None:
-        """Why early stopping ended the run, from EarlyStopping's state in the checkpoint; None if it did not end the run."""
+        """Why EarlyStopping ended the run: its message in the checkpoint, if its patience was used up; otherwise None."""
         states = [state for state in self.values.get("callbacks", {}).values() if isinstance(state, Mapping)]
         for state in states:
             waited, patience = state.get("wait_count"), state.get("patience")

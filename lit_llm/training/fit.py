@@ -104,7 +104,12 @@ def _check_data(
     *,
     accept_changes: bool,
 ) -> None:
-    """Raise a UserError if the data do not fit the run or its weights, before Lightning opens the event file."""
+    """Open the data, before Lightning opens the event file.
+
+    Raises:
+        UserError: The tokenizer is not that of the initial weights, the data cannot serve the objective, or the data differ
+            from those of the continued checkpoint and `accept_changes` is false.
+    """
     data.prepare_data()
     data.setup()
     model.objective.use(data, "fit")
