@@ -257,7 +257,7 @@ class OpenedCorpus:
         return blocks
 
     def cut_conversations(self) -> str:
-        """A sentence with the number of training conversations that are longer than a block, and so are cut; "" if there is none."""
+        """A sentence with the number of training conversations that are longer than a block and so are cut; "" if none is."""
         plans = [plan for name, plan in self.plans.items() if self.corpus.streams[name].masked]
         cut, documents = sum(plan.counts.cut for plan in plans), sum(plan.counts.documents for plan in plans)
         if not cut:
