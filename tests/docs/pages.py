@@ -36,13 +36,16 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+_NAMED = re.compile(r"# ([\w.-]+\.(?:py|yaml))|\{# ([\w.-]+\.jinja) #\}")
+
+
 def blocks(text: str) -> list[str]:
     """Indented code blocks of a Markdown page, without the indentation. `# name.ext` after an empty line starts a new block."""
     found: list[list[str]] = []
     inside = after_empty = False
     for line in text.splitlines():
         if line.startswith("    "):
-            if not inside or (after_empty and re.fullmatch(r"# [\w.-]+\.(py|yaml|jinja)", line[4:])):
+            if not inside or (after_empty and _NAMED.fullmatch(line[4:])):
                 found.append([])
             inside = True
             found[-1].append(line[4:])
@@ -59,8 +62,8 @@ def files(page: Path) -> dict[str, str]:
     found = {}
     for block in blocks(page.read_text()):
         first, _, rest = block.partition("\n")
-        if named := re.fullmatch(r"# ([\w.-]+\.(?:py|yaml|jinja))", first):
-            found[named[1]] = rest
+        if named := _NAMED.fullmatch(first):
+            found[named[1] or named[2]] = rest
     return found
 
 
